@@ -1,0 +1,1 @@
+"""Environments of the field behind longstep's interface, one module each."""

@@ -1,0 +1,1 @@
+"""External trainers fed with longstep's rollouts and credit, one module each."""

@@ -1,0 +1,1 @@
+"""Bindings: everything that crosses a process or drives a model runtime."""

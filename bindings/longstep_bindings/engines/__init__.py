@@ -1,0 +1,1 @@
+"""Model runtimes that turn prompts into completions."""

@@ -1,0 +1,1 @@
+"""Environments served from other processes."""

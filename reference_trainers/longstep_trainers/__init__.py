@@ -1,0 +1,1 @@
+"""Reference trainers: readable PyTorch implementations of the algorithms for step-independent rollouts."""
