@@ -179,10 +179,10 @@ class CheckedStateKey:
 
     >>> checked = CheckedStateKey(key=lambda text: state_key(len(text)))
     >>> _ = checked("north")
-    >>> checked("south")
+    >>> checked("south")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    longstep.errors.DataError: expected different keys for different observations, got key ... twice ...
+    longstep.errors.DataError: expected different keys for different observations, got key ... twice...
     """
 
     def __init__(
@@ -234,9 +234,9 @@ def _key(observation: Any, digest: _Digest) -> bytes:
         raise rejected.public() from None
 
 
-def _digest_value(value: Any, digest: _Digest, depth: int) -> bytes:
+def _digest_value(value: object, digest: _Digest, depth: int) -> bytes:
     """The key of one value; `digest` is the hash, which `CheckedStateKey` exchanges for a cryptographic one."""
-    encode = _ENCODERS.get(cast(type, type(value)))
+    encode = _ENCODERS.get(type(value))
     if encode is None:
         encode = _encoder_of(value)
     if depth > _MAX_DEPTH:
@@ -432,8 +432,8 @@ def _blake2b(data: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
 
 
-def _type_name(value: Any) -> str:
-    kind = cast(type, type(value))
+def _type_name(value: object) -> str:
+    kind = type(value)
     return (
         kind.__qualname__
         if kind.__module__ == "builtins"
