@@ -211,6 +211,8 @@ class TrainConfig:
     """Mini-batches that make one optimizer step; its loss is the mean over all their tokens."""
     max_tokens_per_microbatch: int = 16_384
     """Tokens of one forward and backward pass; bounds memory and does not change the result beyond rounding."""
+    row_length: int = 256
+    """Tokens to a row of the packed layout; attention costs grow with it, shared prefixes end at its borders."""
     max_length: int = 2048
     """Most tokens of a row, prompt and completion together."""
     learning_rate: float = 5e-6
@@ -229,6 +231,8 @@ class TrainConfig:
     """How far the ratio of new to old probability may fall below 1 before the loss stops rewarding it."""
     clip_range_high: float | None = None
     """The same above 1 (clip-higher); None means `clip_range`."""
+    dual_clip: float | None = None
+    """Bound, above 1, on the ratio that multiplies a negative advantage; None means no bound."""
     kl_coef: float = 0.0
     """Weight of the k3 divergence from the starting model; 0 keeps no copy of it."""
     entropy_coef: float = 0.0
@@ -244,7 +248,7 @@ class TrainConfig:
         """Check every number on its own."""
         for name in ("total_steps", "num_epochs", "batch_size", "gradient_accumulation_steps"):
             _at_least(1, getattr(self, name), f"train.{name}")
-        for name in ("max_tokens_per_microbatch", "max_length", "eval_tasks"):
+        for name in ("max_tokens_per_microbatch", "row_length", "max_length", "eval_tasks"):
             _at_least(1, getattr(self, name), f"train.{name}")
         for name in ("warmup_steps", "eval_every", "save_every"):
             _at_least(0, getattr(self, name), f"train.{name}")
@@ -255,6 +259,8 @@ class TrainConfig:
         _within(0.0, 1.0, self.clip_range, "train.clip_range")
         if self.clip_range_high is not None:
             _above(0, self.clip_range_high, "train.clip_range_high")
+        if self.dual_clip is not None:
+            _above(1, self.dual_clip, "train.dual_clip")
         for beta in self.adam_betas:
             _within(0.0, 1.0, beta, "train.adam_betas", upper_open=True)
 
