@@ -78,7 +78,9 @@ def _chunk_logprobs(
         is_padding = torch.arange(logits.shape[1], device=logits.device) >= num_allowed_M[:, None]
         logits = logits.masked_fill(is_padding, float("-inf"))
     logprobs = logits.log_softmax(dim=-1)
-    entropy_M = -torch.where(logprobs.isfinite(), logprobs.exp() * logprobs, 0.0).sum(dim=-1)
+    # Padding has probability 0 and log-probability -inf; their product must be 0, in the gradient too.
+    finite = logprobs.masked_fill(logprobs.isinf(), 0.0)
+    entropy_M = -(logprobs.exp() * finite).sum(dim=-1)
     return logprobs.gather(1, targets_M[:, None])[:, 0], entropy_M
 
 

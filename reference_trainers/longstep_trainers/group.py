@@ -1,0 +1,344 @@
+"""GiGPO and GRPO on step-independent rollouts, in one file to be read from top to bottom.
+
+One iteration: play episode groups with the current weights (`Rollout.collect`), turn rewards into one advantage per
+step (`longstep.credit`), and take clipped policy-gradient steps on the packed rows. GiGPO (Feng et al. 2025, equation 8)
+adds to the episode's relative return the relative return among the steps of the group that stood in the same state;
+GRPO (Shao et al. 2024) is the first term alone. There is no critic.
+
+Left out on purpose: a Trainer base class, several processes, staleness (every sample is made by the weights it
+trains). Everything random derives from (seed, iteration), so a resumed run repeats an uninterrupted one bit for bit.
+
+Shape letters: N rows (steps), M loss tokens, B rows of the packed layout, L their length, H hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import time
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from longstep import credit
+from longstep.errors import ConfigError
+from longstep.policy import EnginePolicy
+from longstep.recording import RolloutBatch
+from longstep.rollout import Rollout
+from longstep.tasks import panel, task_stream
+from longstep.vector import GroupVectorEnv
+from longstep_bindings.engines.transformers_engine import TransformersEngine
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from longstep_trainers.batching import MicroBatch, Rows, minibatches, pack
+from longstep_trainers.checkpoints import (
+    TrainerState,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from longstep_trainers.config import RunConfig
+from longstep_trainers.evaluate import evaluate
+from longstep_trainers.interrupts import GracefulStop, StopRequested
+from longstep_trainers.losses import clipped_policy_loss, kl_k3, token_logprobs
+from longstep_trainers.optimization import MasterAdamW, learning_rate
+from longstep_trainers.assembly import AgentEnvFactory, prepare_model
+from longstep_trainers.tracking import MetricsLogger
+
+__all__ = ["train"]
+
+_log = logging.getLogger(__name__)
+
+
+def train(config: RunConfig) -> dict[str, Any]:
+    """Train as `config` says; gives the summary that is also written to `output_dir/summary.json`.
+
+    Raises:
+        ConfigError: a setting cannot work with this environment, model or folder.
+        StopRequested: SIGINT or SIGTERM; a checkpoint was written before.
+    """
+    output_dir = Path(config.output_dir)
+    checkpoint = find_checkpoint(output_dir, config.resume)
+    model, tokenizer = prepare_model(config)
+    device = next(model.parameters()).device
+    engine = TransformersEngine(model, tokenizer)
+    policy = EnginePolicy(engine)
+    reference = None
+    if config.train.kl_coef and not config.model.use_lora:
+        reference = copy.deepcopy(model).requires_grad_(False)
+    optimizer = MasterAdamW(
+        model, betas=config.train.adam_betas, weight_decay=config.train.weight_decay
+    )
+    state = TrainerState()
+    if checkpoint is not None:
+        state = load_checkpoint(
+            checkpoint, model=model, optimizer=optimizer, use_lora=config.model.use_lora
+        )
+        engine.policy_version = state.policy_version
+
+    make_env = AgentEnvFactory(config, tokenizer)
+    held_out = panel(
+        config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs
+    )
+    num_groups = config.env.rollout.groups_per_iteration
+    tasks = task_stream(config.env.name, config.seed, env_kwargs=config.env.kwargs)
+    tasks = islice(tasks, state.iteration * num_groups, None)
+
+    with (
+        GroupVectorEnv(make_env, config.env.rollout.batch_size) as envs,
+        MetricsLogger(output_dir, resume_from=state.iteration, config=config) as tracker,
+        GracefulStop() as stop,
+    ):
+        rollout = Rollout(
+            envs,
+            policy,
+            group_size=config.env.rollout.n,
+            max_steps=config.env.max_steps,
+            max_tokens=config.generation.max_tokens,
+            temperature=config.generation.temperature,
+            top_p=config.generation.top_p,
+            constrain=config.generation.constrain,
+            seed=config.seed,
+            on_step=tracker.show_step if config.log_level == "DEBUG" else None,
+        )
+
+        def held_out_metrics() -> dict[str, float]:
+            metrics = evaluate(envs, policy, held_out.tasks, config=config)
+            return {f"eval/{name}": value for name, value in metrics.items()}
+
+        def save() -> Path:
+            return save_checkpoint(
+                output_dir, model=model, tokenizer=tokenizer, optimizer=optimizer, state=state
+            )
+
+        try:
+            if state.iteration == 0:
+                before = held_out_metrics()
+                state.eval_success_before = before["eval/success_rate"]
+                tracker.log(0, before)
+            is_last = state.env_steps >= config.train.total_steps
+            while not is_last:
+                started = time.perf_counter()
+                batch = rollout.collect(
+                    list(islice(tasks, num_groups)), iteration=state.iteration
+                )
+                collected = time.perf_counter()
+                with stop.postponed():
+                    summary = batch.summary()
+                    advantages = _advantages(batch, config)
+                    metrics = {f"rollout/{name}": value for name, value in summary.items()}
+                    metrics |= {
+                        f"credit/{name}": value for name, value in advantages.metrics().items()
+                    }
+                    rows = Rows.from_columns(batch.to_numpy(), advantages.total)
+                    metrics |= _update(rows, model, reference, optimizer, config, state)
+                    state.iteration += 1
+                    state.env_steps += int(summary["env_steps"])
+                    state.episodes += int(summary["num_trajectories"])
+                    state.policy_version += 1
+                    engine.policy_version = state.policy_version
+                    updated = time.perf_counter()
+                    state.train_seconds += updated - started
+                is_last = state.env_steps >= config.train.total_steps
+                if is_last or _is_due(state.iteration, config.train.eval_every):
+                    metrics |= held_out_metrics()
+                metrics["env_steps"] = state.env_steps
+                tracker.log(
+                    state.iteration,
+                    metrics,
+                    timings={
+                        "rollout_s": collected - started,
+                        "update_s": updated - collected,
+                        "generated_tokens_per_s": summary["generated_tokens"] / (collected - started),
+                        "env_steps_per_s": summary["env_steps"] / (updated - started),
+                    },
+                )
+                if is_last or _is_due(state.iteration, config.train.save_every):
+                    save()
+        except StopRequested:
+            _log.warning("stopped; go on with `--resume auto`: %s", save())
+            raise
+        model.save_pretrained(output_dir / "model")
+        tokenizer.save_pretrained(output_dir / "model")
+        summary = {
+            "eval_success_before": state.eval_success_before,
+            "eval_success_after": tracker.last("eval/success_rate"),
+            "env_steps": state.env_steps,
+            "iterations": state.iteration,
+            "train_seconds": round(state.train_seconds, 1),
+            "panel_sha256": held_out.sha256,
+            "device": str(device),
+        }
+        (output_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+def _is_due(iteration: int, every: int) -> bool:
+    return every > 0 and iteration % every == 0
+
+
+def _advantages(batch: RolloutBatch, config: RunConfig) -> credit.Advantages:
+    """One advantage per row, by the algorithm that the settings name."""
+    columns = batch.to_numpy()
+    algorithm = config.algorithm
+    common: dict[str, Any] = {
+        "baseline": algorithm.baseline,
+        "valid": columns["valid"],
+    }
+    if algorithm.penalty_scope == "row":
+        # The environment put no penalty into the reward; each invalid row bears its own.
+        common |= {
+            "invalid_action_penalty": algorithm.invalid_action_penalty,
+            "penalty_scope": "row",
+        }
+    arrays = (columns["rewards"], columns["trajectory_ids"], columns["group_ids"])
+    if algorithm.name == "grpo":
+        return credit.grpo(*arrays, normalize=algorithm.grpo.normalize, **common)
+    step_groups = None
+    if algorithm.gigpo.similarity_threshold is not None:
+        step_groups = credit.group_similar(
+            [str(row.observation) for row in batch.rows],
+            columns["group_ids"],
+            algorithm.gigpo.similarity_threshold,
+        )
+    return credit.gigpo(
+        *arrays,
+        columns["state_keys"],
+        gamma=algorithm.gamma,
+        omega=algorithm.gigpo.omega,
+        normalize=algorithm.gigpo.normalize,
+        inner_group_size=algorithm.gigpo.inner_group_size,
+        step_groups=step_groups,
+        **common,
+    )
+
+
+def _update(
+    rows: Rows,
+    model: nn.Module,
+    reference: nn.Module | None,
+    optimizer: MasterAdamW,
+    config: RunConfig,
+    state: TrainerState,
+) -> dict[str, float]:
+    """Optimizer steps on one rollout's rows; gives the means over all loss tokens and steps."""
+    device = next(model.parameters()).device
+    rng = np.random.default_rng([config.seed, state.iteration])
+    rows_per_step = config.train.batch_size * config.train.gradient_accumulation_steps
+    sums: dict[str, float] = {}
+    norms: list[float] = []
+    rate = 0.0
+    model.train()
+    # Dropout reads torch's global generator: seeded here for this iteration, and put back afterwards.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(rng.integers(2**63)))
+        for _ in range(config.train.num_epochs):
+            for selected in minibatches(len(rows), rows_per_step, rng):
+                num_tokens = rows.num_loss_tokens(selected)
+                if num_tokens == 0:
+                    continue
+                for microbatch in pack(
+                    rows,
+                    selected,
+                    max_tokens=config.train.max_tokens_per_microbatch,
+                    row_length=config.train.row_length,
+                    use_trees=not _reads_packed_rows(model),
+                ):
+                    loss, parts = _loss(model, reference, microbatch.to(device), config)
+                    # The mean is over the whole optimizer step, so token weights do not depend on packing.
+                    (loss / num_tokens).backward()
+                    for name, value in parts.items():
+                        sums[name] = sums.get(name, 0.0) + float(value)
+                rate = learning_rate(
+                    config.train,
+                    optimizer_steps=state.optimizer_steps,
+                    env_steps=state.env_steps,
+                )
+                norms.append(
+                    optimizer.step(learning_rate=rate, max_grad_norm=config.train.max_grad_norm)
+                )
+                state.optimizer_steps += 1
+    model.eval()
+    total = max(sums.pop("tokens", 0.0), 1.0)
+    metrics = {f"train/{name}": value / total for name, value in sums.items()}
+    metrics["train/grad_norm"] = float(np.mean(norms)) if norms else 0.0
+    metrics["train/learning_rate"] = rate
+    metrics["train/optimizer_steps"] = float(len(norms))
+    metrics["train/loss_tokens"] = total
+    return metrics
+
+
+def _loss(
+    model: nn.Module, reference: nn.Module | None, microbatch: MicroBatch, config: RunConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum of the loss over the tokens of a micro-batch, and sums of what is worth watching."""
+    logprobs_M, entropy_M = _token_logprobs(model, microbatch, config.generation.temperature)
+    policy_M, clipped_M = clipped_policy_loss(
+        logprobs_M,
+        microbatch.old_logprobs_M,
+        microbatch.advantages_M,
+        clip_low=config.train.clip_low,
+        clip_high=config.train.clip_high,
+        dual_clip=config.train.dual_clip,
+    )
+    loss_M = policy_M - config.train.entropy_coef * entropy_M
+    difference_M = (logprobs_M - microbatch.old_logprobs_M).detach()
+    parts = {
+        "policy_loss": policy_M.detach().sum(),
+        "entropy": entropy_M.detach().sum(),
+        "clip_fraction": clipped_M.float().sum(),
+        "kl_to_sampler": kl_k3(difference_M, torch.zeros_like(difference_M)).sum(),
+        "tokens": torch.tensor(float(len(loss_M))),
+    }
+    if config.train.kl_coef:
+        with torch.no_grad(), _adapter_off(model) if reference is None else nullcontext():
+            ref_logprobs_M, _ = _token_logprobs(
+                model if reference is None else reference,
+                microbatch,
+                config.generation.temperature,
+            )
+        kl_M = kl_k3(logprobs_M, ref_logprobs_M)
+        loss_M = loss_M + config.train.kl_coef * kl_M
+        parts["kl_to_reference"] = kl_M.detach().sum()
+    return (loss_M * microbatch.weights_M).sum(), parts
+
+
+def _token_logprobs(
+    model: nn.Module, microbatch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each loss token; the output layer runs nowhere else."""
+    causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    backbone = getattr(causal_lm, causal_lm.base_model_prefix)
+    hidden_BLH = backbone(
+        input_ids=microbatch.token_ids_BL,
+        position_ids=microbatch.position_ids_BL,
+        attention_mask=None if microbatch.mask_BLL is None else microbatch.mask_BLL[:, None],
+        use_cache=False,
+    ).last_hidden_state
+    return token_logprobs(
+        hidden_BLH.flatten(0, 1)[microbatch.sources_M],
+        causal_lm.get_output_embeddings().weight,
+        microbatch.targets_M,
+        allowed_MA=microbatch.allowed_MA,
+        num_allowed_M=microbatch.num_allowed_M,
+        temperature=temperature,
+    )
+
+
+def _adapter_off(model: nn.Module) -> Any:
+    """A context in which a LoRA model is the model it started from."""
+    if not hasattr(model, "disable_adapter"):
+        raise ConfigError(
+            "expected a reference model or an adapter, got neither at `train.kl_coef`; use LoRA or keep a copy"
+        )
+    return model.disable_adapter()
+
+
+def _reads_packed_rows(model: nn.Module) -> bool:
+    """True for attention kernels that find row starts by position ids and know no tree mask."""
+    return "flash" in str(getattr(model.config, "_attn_implementation", ""))
