@@ -1,0 +1,275 @@
+"""What a run says while it trains: metrics in files, TensorBoard events, and a live view of the terminal.
+
+`metrics.jsonl` holds one record per line and nothing that differs between two runs with the same seed: no wall-clock
+time, no speed. Those go to `timings.jsonl`. A resumed run cuts both files back to the checkpoint's iteration and goes on
+writing, so that `metrics.jsonl` ends byte-equal to that of a run which was never stopped. For this to hold, log
+everything that belongs to an iteration before its checkpoint is saved.
+
+Names of metrics are paths, `rollout/success_rate`; those that the live view shows are listed in `SHOWN`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from longstep.errors import ConfigError, DataError, require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Number = float | int | np.number[Any]
+
+__all__ = ["METRICS_FILE", "SHOWN", "TIMINGS_FILE", "MetricsLogger", "ProgressView", "read_metrics"]
+
+METRICS_FILE = "metrics.jsonl"
+TIMINGS_FILE = "timings.jsonl"
+
+SHOWN = {
+    "eval/success_rate": ("eval success", "{:.3f}"),
+    "rollout/success_rate": ("success", "{:.3f}"),
+    "rollout/return": ("return", "{:.2f}"),
+    "rollout/episode_length": ("length", "{:.1f}"),
+    "rollout/invalid_action_rate": ("invalid", "{:.3f}"),
+    "rollout/step_group_size": ("group size", "{:.1f}"),
+    "time/tokens_per_s": ("tokens/s", "{:.0f}"),
+}
+"""Metrics of the live view: the label and the format of each."""
+
+
+class MetricsLogger:
+    """Writes records to `metrics.jsonl`, `timings.jsonl` and TensorBoard events in one folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with MetricsLogger(folder, tensorboard=False) as logger:
+    ...         logger.log(iteration=1, env_steps=64, metrics={"rollout/success_rate": 0.5})
+    ...     read_metrics(logger.metrics_path)
+    [{'iteration': 1, 'env_steps': 64, 'rollout/success_rate': 0.5}]
+    """
+
+    def __init__(
+        self,
+        output_dir: str | Path,
+        *,
+        resume_iteration: int | None = None,
+        tensorboard: bool = True,
+    ) -> None:
+        """Open the files.
+
+        Args:
+            output_dir: Folder of the run; made when missing.
+            resume_iteration: Iteration of the checkpoint the run goes on from; later records are cut off. None means a
+                fresh run, which refuses a folder that holds metrics already.
+            tensorboard: Whether to write TensorBoard events, into the subfolder `tensorboard`.
+
+        Raises:
+            ConfigError: A fresh run would write over the metrics of another.
+            DataError: A file to go on with holds a line that is no record.
+        """
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.metrics_path = folder / METRICS_FILE
+        self.timings_path = folder / TIMINGS_FILE
+        if resume_iteration is None and self.metrics_path.exists():
+            raise ConfigError(
+                f"expected a folder without `{METRICS_FILE}`, got `{folder}` at `output_dir`; "
+                "name another folder, or go on with `resume`"
+            )
+        kept_until = -1 if resume_iteration is None else resume_iteration
+        env_steps = _cut_back(self.metrics_path, kept_until)
+        _cut_back(self.timings_path, kept_until)
+        self._metrics: IO[str] = self.metrics_path.open("a", encoding="utf-8", newline="\n")
+        self._timings: IO[str] = self.timings_path.open("a", encoding="utf-8", newline="\n")
+        self._events = _event_writer(folder / "tensorboard", env_steps) if tensorboard else None
+
+    def log(
+        self,
+        *,
+        iteration: int,
+        env_steps: int,
+        metrics: Mapping[str, Number],
+        timings: Mapping[str, Number] | None = None,
+    ) -> None:
+        """Write one record, and its timings to their own file; both are handed to the operating system at once.
+
+        Args:
+            iteration: Iterations done, from 0 (an evaluation before training) on.
+            env_steps: Environment steps collected so far; the horizontal axis of every curve.
+            metrics: Values that the seed decides.
+            timings: Values that the machine decides: seconds, tokens per second.
+        """
+        head = {"iteration": iteration, "env_steps": env_steps}
+        _write(self._metrics, head, metrics)
+        if timings:
+            _write(self._timings, head, timings)
+        if self._events is not None:
+            for name, value in {**metrics, **(timings or {})}.items():
+                self._events.add_scalar(name, float(value), env_steps)
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        self._metrics.close()
+        self._timings.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the files."""
+        self.close()
+
+
+class ProgressView:
+    """The state of a run on the terminal: a live panel there, one line per update anywhere else.
+
+    Use it as a context manager; leaving it, also by an error or Ctrl-C, gives the terminal back.
+    """
+
+    def __init__(self, total_steps: int, *, file: IO[str] | None = None) -> None:
+        """Show nothing yet.
+
+        Args:
+            total_steps: Environment steps at which the run ends.
+            file: Where to write; None means the standard output.
+        """
+        self._total_steps = total_steps
+        self._file = file or sys.stdout
+        self._latest: dict[str, float] = {}
+        self._live: Any = None
+        self._env_steps = self._iteration = 0
+
+    def __enter__(self) -> Self:
+        """Take the terminal, where there is one."""
+        if self._file.isatty():
+            require("rich", extra="trainers", needed_by="ProgressView")
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._file)
+            self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the last state on the screen and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, *, iteration: int, env_steps: int, values: Mapping[str, Number]) -> None:
+        """Take over the state of the run.
+
+        Args:
+            iteration: Iterations done.
+            env_steps: Environment steps collected so far.
+            values: Metrics and timings under their full names; the view picks those of `SHOWN`.
+        """
+        self._iteration, self._env_steps = iteration, env_steps
+        shown = {name: float(values[name]) for name in SHOWN if name in values}
+        self._latest.update(shown)
+        if self._live is None:
+            cells = [f"{label} {form.format(shown[name])}" for name, label, form in _columns(shown)]
+            place = f"[{iteration}] {env_steps}/{self._total_steps} steps"
+            print("  ".join([place, *cells]), file=self._file, flush=True)
+
+    def message(self, text: str) -> None:
+        """Write a line that stays, above the live panel."""
+        if self._live is None:
+            print(text, file=self._file, flush=True)
+        else:
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def _panel(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        columns = _columns(self._latest)
+        for label in ["iteration", "steps", *(label for _, label, _ in columns)]:
+            table.add_column(label, justify="right")
+        cells = [form.format(self._latest[name]) for name, _, form in columns]
+        table.add_row(str(self._iteration), f"{self._env_steps}/{self._total_steps}", *cells)
+        done = min(self._env_steps, self._total_steps)
+        return Group(table, ProgressBar(total=self._total_steps, completed=done))
+
+
+def _columns(values: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    return [(name, label, form) for name, (label, form) in SHOWN.items() if name in values]
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a metrics file, in order; a last line that a kill cut short is left out.
+
+    Raises:
+        DataError: Any other line is no record.
+    """
+    return [record for record, _ in _records(Path(path))]
+
+
+def _records(path: Path) -> list[tuple[dict[str, Any], int]]:
+    """Each record, with the offset in bytes of its line's end."""
+    found: list[tuple[dict[str, Any], int]] = []
+    end = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        end += len(line)
+        try:
+            record = json.loads(line)
+            found.append(({**record, "iteration": int(record["iteration"])}, end))
+        except (ValueError, TypeError, KeyError):
+            raise DataError(
+                f"expected a JSON object with an `iteration`, got {line[:60]!r} at `{path}`, line "
+                f"{number}; restore the file or start a fresh run"
+            ) from None
+    return found
+
+
+def _cut_back(path: Path, iteration: int) -> int:
+    """Leave only the records up to `iteration`, byte for byte as they were; gives the last one's environment steps."""
+    if not path.exists():
+        return 0
+    size = env_steps = 0
+    for record, end in _records(path):
+        if record["iteration"] > iteration:
+            break
+        size, env_steps = end, record["env_steps"]
+    with path.open("r+b") as file:
+        file.truncate(size)
+    return env_steps
+
+
+def _write(file: IO[str], head: Mapping[str, int], values: Mapping[str, Number]) -> None:
+    record = {**head, **{name: _plain(value) for name, value in values.items()}}
+    file.write(json.dumps(record, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _plain(value: Number) -> float | int | str:
+    """A number that JSON has; `nan` and `inf`, which it has not, as text that `float` reads back."""
+    number = value if isinstance(value, int | float) else value.item()
+    return number if math.isfinite(number) else str(number)
+
+
+def _event_writer(folder: Path, env_steps: int) -> Any:
+    """A writer whose first event tells TensorBoard to hide what was written beyond `env_steps`."""
+    require("tensorboard", extra="trainers", needed_by="MetricsLogger")
+    module = require("torch.utils.tensorboard", extra="trainers", needed_by="MetricsLogger")
+    return module.SummaryWriter(str(folder), purge_step=env_steps + 1 if env_steps else None)
