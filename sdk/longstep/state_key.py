@@ -30,17 +30,22 @@ has to compare integers.
 from __future__ import annotations
 
 import hashlib
-import math
-import struct
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-from longstep.errors import DataError, LongstepError, UnsupportedTypeError
+from longstep.errors import DataError, UnsupportedTypeError
+from longstep.state_encoding import (
+    array_header,
+    canonical_array,
+    digest_observation,
+    shorten,
+    type_name,
+    utf8,
+)
 
 __all__ = [
     "KEY_SIZE_BYTES",
@@ -56,15 +61,6 @@ KEY_SIZE_BYTES = 16
 
 StateKey: TypeAlias = Callable[[Any], bytes]
 """What gives the key of an observation: `state_key`, `functools.partial(state_key, canonicalize=...)`, or your own."""
-
-_Digest: TypeAlias = Callable[[Any], bytes]
-
-_MAX_DEPTH = 64
-_NAN = struct.pack("<d", math.nan)
-_SUPPORTED = (
-    "str, bytes, bool, int, float, None, numpy scalars and arrays of numbers or text, PIL images, "
-    "and list, tuple, set, dict of these"
-)
 
 
 def state_key(observation: Any, *, canonicalize: Callable[[Any], Any] | None = None) -> bytes:
@@ -90,8 +86,8 @@ def state_key(observation: Any, *, canonicalize: Callable[[Any], Any] | None = N
     if canonicalize is not None:
         observation = canonicalize(observation)
     if type(observation) is str:
-        return xxh3_128_digest(_utf8(observation))
-    return _key(observation, xxh3_128_digest)
+        return xxh3_128_digest(utf8(observation))
+    return digest_observation(observation, xxh3_128_digest)
 
 
 def state_keys(
@@ -115,7 +111,7 @@ def state_keys(
     """
     if isinstance(observations, str | bytes) or not hasattr(observations, "__len__"):
         raise UnsupportedTypeError(
-            f"expected a sequence or an array of observations, got {_type_name(observations)} at `observations`; "
+            f"expected a sequence or an array of observations, got {type_name(observations)} at `observations`; "
             "use `state_key` for one observation"
         )
     if canonicalize is None and isinstance(observations, np.ndarray) and observations.ndim > 1:
@@ -202,174 +198,21 @@ class CheckedStateKey:
         if self._canonicalize is not None:
             observation = self._canonicalize(observation)
         key = self._key(observation)
-        fingerprint = _key(observation, _blake2b)
+        fingerprint = digest_observation(observation, _blake2b)
         if self._fingerprints.setdefault(key, fingerprint) != fingerprint:
             raise DataError(
                 f"expected different keys for different observations, got key {key.hex()} twice, now for "
-                f"{_shorten(observation)}; use a key function that keeps what tells these states apart"
+                f"{shorten(observation)}; use a key function that keeps what tells these states apart"
             )
         return key
 
 
-class _RejectedError(Exception):
-    """A part of an observation that cannot be hashed; containers add to the path on the way out."""
-
-    def __init__(self, error: type[LongstepError], expected: str, got: str, remedy: str) -> None:
-        super().__init__(expected)
-        self.error, self.expected, self.got, self.remedy = error, expected, got, remedy
-        self.path: list[str] = []
-
-    def public(self) -> LongstepError:
-        parts = self.path[::-1]
-        if len(parts) > 12:
-            parts = [*parts[:6], " ... ", *parts[-3:]]
-        path = "$" + "".join(parts)
-        return self.error(f"expected {self.expected}, got {self.got} at `{path}`; {self.remedy}")
-
-
-def _key(observation: Any, digest: _Digest) -> bytes:
-    try:
-        return _digest_value(observation, digest, 0)
-    except _RejectedError as rejected:
-        raise rejected.public() from None
-
-
-def _digest_value(value: object, digest: _Digest, depth: int) -> bytes:
-    """The key of one value; `digest` is the hash, which `CheckedStateKey` exchanges for a cryptographic one."""
-    encode = _ENCODERS.get(type(value))
-    if encode is None:
-        encode = _encoder_of(value)
-    if depth > _MAX_DEPTH:
-        raise _RejectedError(
-            DataError,
-            f"at most {_MAX_DEPTH} levels of nesting",
-            "more",
-            "flatten it with `canonicalize`, or look for a container that contains itself",
-        )
-    return digest(encode(value, digest, depth))
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, as file names decoded by Python may have
-        return text.encode("utf-8", "surrogatepass")
-
-
-def _encode_str(value: str, digest: _Digest, depth: int) -> bytes:
-    return _utf8(value)
-
-
-def _encode_bytes(value: bytes, digest: _Digest, depth: int) -> bytes:
-    return b"".join((b"\xffy", value))  # also of np.bytes_, whose + is numpy's
-
-
-def _encode_none(value: None, digest: _Digest, depth: int) -> bytes:
-    return b"\xffn"
-
-
-def _encode_bool(value: Any, digest: _Digest, depth: int) -> bytes:
-    return b"\xffb\x01" if value else b"\xffb\x00"
-
-
-def _encode_int(value: Any, digest: _Digest, depth: int) -> bytes:
-    number = int(value)
-    return b"\xffi" + number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
-
-
-def _encode_float(value: Any, digest: _Digest, depth: int) -> bytes:
-    number = float(value) + 0.0  # -0.0 becomes 0.0
-    return b"\xfff" + (_NAN if number != number else struct.pack("<d", number))
-
-
-def _encode_items(items: Sequence[Any], tag: bytes, digest: _Digest, depth: int) -> bytes:
-    keys = [tag]
-    try:
-        for item in items:
-            keys.append(_digest_value(item, digest, depth + 1))
-    except _RejectedError as rejected:
-        rejected.path.append(f"[{len(keys) - 1}]")
-        raise
-    return b"".join(keys)
-
-
-def _encode_list(value: list[Any], digest: _Digest, depth: int) -> bytes:
-    return _encode_items(value, b"\xffl", digest, depth)
-
-
-def _encode_tuple(value: tuple[Any, ...], digest: _Digest, depth: int) -> bytes:
-    return _encode_items(value, b"\xfft", digest, depth)
-
-
-def _encode_set(value: Iterable[Any], digest: _Digest, depth: int) -> bytes:
-    try:
-        keys = sorted(_digest_value(member, digest, depth + 1) for member in value)
-    except _RejectedError as rejected:
-        rejected.path.append("{member}")
-        raise
-    return b"\xffs" + b"".join(keys)
-
-
-def _encode_dict(value: dict[Any, Any], digest: _Digest, depth: int) -> bytes:
-    pairs: list[bytes] = []
-    name: Any = None
-    try:
-        for name, item in value.items():
-            name_key = _digest_value(name, digest, depth + 1)
-            pairs.append(name_key + _digest_value(item, digest, depth + 1))
-    except _RejectedError as rejected:
-        simple = isinstance(name, str) and name.isidentifier()
-        rejected.path.append(f".{name}" if simple else f"[{_shorten(name)}]")
-        raise
-    return b"\xffd" + b"".join(sorted(pairs))
-
-
-def _encode_array(value: NDArray[Any], digest: _Digest, depth: int) -> bytes:
-    return _array_header(value.dtype, value.shape) + digest(_canonical_array(value))
-
-
-def _encode_image(value: Any, digest: _Digest, depth: int) -> bytes:
-    palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
-    pixels = _encode_array(np.asarray(value), digest, depth)
-    return b"\xffp" + value.mode.encode() + b"\x00" + bytes(palette or ()) + pixels
-
-
-def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    supported = dtype.kind in "biuUS" or (dtype.kind == "f" and dtype.itemsize <= 8)
-    if not supported and not (dtype.kind == "c" and dtype.itemsize <= 16):
-        raise _RejectedError(
-            UnsupportedTypeError,
-            "an array of bool, integers, floats or complex numbers of at most 64 bits, or text",
-            f"dtype {dtype}",
-            "convert it, an object array by `.tolist()`",
-        )
-    return f"{dtype.kind}{dtype.itemsize}:{','.join(map(str, shape))}:".encode().join(
-        (b"\xffa", b"")
-    )
-
-
-def _canonical_array(array: NDArray[Any]) -> NDArray[Any]:
-    """The elements in C order and little-endian, one NaN, no -0.0; the array itself where it is so already."""
-    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    if array.dtype.kind in "fc":
-        parts = array.view(f"<f{array.itemsize // (2 if array.dtype.kind == 'c' else 1)}")
-        with np.errstate(invalid="ignore"):  # a signalling NaN
-            array = parts + parts.dtype.type(0)
-        array[np.isnan(array)] = np.nan
-        array = array.astype(parts.dtype, copy=False)  # arithmetic gives the machine's byte order
-    return array
-
-
 def _array_rows_keys(array: NDArray[Any]) -> NDArray[np.void]:
     """The key of each `array[i]`, hashing the rows where they lie."""
-    try:
-        if isinstance(array, np.ma.MaskedArray):
-            raise _unsupported(array)
-        header = _array_header(array.dtype, array.shape[1:])
-    except _RejectedError as rejected:
-        raise rejected.public() from None
+    digest_observation(array[:0], xxh3_128_digest)  # raises for what `state_key` rejects
+    header = array_header(array.dtype, array.shape[1:])
     num_rows = array.shape[0]
-    rows = _canonical_array(array)
+    rows = canonical_array(array)
     row_size = rows.nbytes // num_rows if num_rows else 0
     if row_size == 0:
         one = xxh3_128_digest(header + xxh3_128_digest(b""))
@@ -385,62 +228,5 @@ def _array_rows_keys(array: NDArray[Any]) -> NDArray[np.void]:
     return np.frombuffer(bytearray(keys), dtype="V16")
 
 
-_ENCODERS: dict[type, Callable[[Any, _Digest, int], bytes]] = {
-    str: _encode_str,
-    bytes: _encode_bytes,
-    bool: _encode_bool,
-    int: _encode_int,
-    float: _encode_float,
-    list: _encode_list,
-    tuple: _encode_tuple,
-    set: _encode_set,
-    frozenset: _encode_set,
-    dict: _encode_dict,
-    type(None): _encode_none,
-    np.ndarray: _encode_array,
-    np.bool_: _encode_bool,
-}
-
-
-def _encoder_of(value: Any) -> Callable[[Any, _Digest, int], bytes]:
-    """The encoder of a value whose exact type is not in the table: a subclass, a numpy scalar, an image."""
-    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost
-        raise _unsupported(value)
-    for base, encode in _ENCODERS.items():
-        if isinstance(value, base):
-            return encode
-    if isinstance(value, np.integer) and not isinstance(value, np.timedelta64):
-        return _encode_int
-    if isinstance(value, np.floating) and cast(np.floating[Any], value).itemsize <= 8:
-        return _encode_float
-    pil = sys.modules.get("PIL.Image")
-    if pil is not None and isinstance(value, pil.Image):
-        return _encode_image
-    raise _unsupported(value)
-
-
-def _unsupported(value: Any) -> _RejectedError:
-    return _RejectedError(
-        UnsupportedTypeError,
-        _SUPPORTED,
-        _type_name(value),
-        "convert it with `canonicalize`, such as a tensor to an array or a dataclass to a dict",
-    )
-
-
 def _blake2b(data: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
-
-
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
