@@ -82,9 +82,7 @@ def train(config: RunConfig) -> dict[str, Any]:
         engine.policy_version = state.policy_version
 
     make_env = AgentEnvFactory(config, tokenizer)
-    held_out = panel(
-        config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs
-    )
+    held_out = panel(config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs)
     num_groups = config.env.rollout.groups_per_iteration
     tasks = task_stream(config.env.name, config.seed, env_kwargs=config.env.kwargs)
     tasks = islice(tasks, state.iteration * num_groups, None)
@@ -124,9 +122,7 @@ def train(config: RunConfig) -> dict[str, Any]:
             is_last = state.env_steps >= config.train.total_steps
             while not is_last:
                 started = time.perf_counter()
-                batch = rollout.collect(
-                    list(islice(tasks, num_groups)), iteration=state.iteration
-                )
+                batch = rollout.collect(list(islice(tasks, num_groups)), iteration=state.iteration)
                 collected = time.perf_counter()
                 with stop.postponed():
                     summary = batch.summary()
@@ -154,7 +150,8 @@ def train(config: RunConfig) -> dict[str, Any]:
                     timings={
                         "rollout_s": collected - started,
                         "update_s": updated - collected,
-                        "generated_tokens_per_s": summary["generated_tokens"] / (collected - started),
+                        "generated_tokens_per_s": summary["generated_tokens"]
+                        / (collected - started),
                         "env_steps_per_s": summary["env_steps"] / (updated - started),
                     },
                 )

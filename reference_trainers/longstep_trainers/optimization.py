@@ -36,7 +36,9 @@ class MasterAdamW:
         betas: Decay of the running means of gradient and squared gradient.
         weight_decay: Decoupled decay of matrices; vectors, such as norms and biases, are not decayed.
         """
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         self._masters = [
             parameter
             if parameter.dtype == torch.float32

@@ -13,7 +13,7 @@ __all__ = ["plot_learning_curve"]
 
 _PANELS = (
     ("success rate", {"rollout/success_rate": "rollouts", "eval/success_rate": "held-out tasks"}),
-    ("return", {"rollout/return": "rollouts", "eval/return": "held-out tasks"}),
+    ("return", {"rollout/return_mean": "rollouts", "eval/return_mean": "held-out tasks"}),
 )
 
 

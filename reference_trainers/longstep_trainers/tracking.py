@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from longstep.errors import ConfigError, DataError, require
@@ -23,7 +22,9 @@ from longstep.errors import ConfigError, DataError, require
 if TYPE_CHECKING:
     import numpy as np
 
-    Number = float | int | np.number[Any]
+    from longstep_trainers.config import RunConfig
+
+    Number = float | int | np.floating[Any] | np.integer[Any]
 
 __all__ = ["METRICS_FILE", "SHOWN", "TIMINGS_FILE", "MetricsLogger", "ProgressView", "read_metrics"]
 
@@ -33,22 +34,22 @@ TIMINGS_FILE = "timings.jsonl"
 SHOWN = {
     "eval/success_rate": ("eval success", "{:.3f}"),
     "rollout/success_rate": ("success", "{:.3f}"),
-    "rollout/return": ("return", "{:.2f}"),
-    "rollout/episode_length": ("length", "{:.1f}"),
+    "rollout/return_mean": ("return", "{:.2f}"),
+    "rollout/episode_length_mean": ("length", "{:.1f}"),
     "rollout/invalid_action_rate": ("invalid", "{:.3f}"),
-    "rollout/step_group_size": ("group size", "{:.1f}"),
-    "time/tokens_per_s": ("tokens/s", "{:.0f}"),
+    "credit/step_group_size_mean": ("step group", "{:.1f}"),
+    "time/generated_tokens_per_s": ("tokens/s", "{:.0f}"),
 }
 """Metrics of the live view: the label and the format of each."""
 
 
 class MetricsLogger:
-    """Writes records to `metrics.jsonl`, `timings.jsonl` and TensorBoard events in one folder.
+    """Writes records to `metrics.jsonl`, `timings.jsonl` and TensorBoard events, and shows them on the terminal.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with MetricsLogger(folder, tensorboard=False) as logger:
-    ...         logger.log(iteration=1, env_steps=64, metrics={"rollout/success_rate": 0.5})
+    ...         logger.log(1, {"rollout/success_rate": 0.5, "env_steps": 64})
     ...     read_metrics(logger.metrics_path)
     [{'iteration': 1, 'env_steps': 64, 'rollout/success_rate': 0.5}]
     """
@@ -57,61 +58,86 @@ class MetricsLogger:
         self,
         output_dir: str | Path,
         *,
-        resume_iteration: int | None = None,
+        resume_from: int = 0,
+        config: RunConfig | None = None,
         tensorboard: bool = True,
+        file: IO[str] | None = None,
     ) -> None:
         """Open the files.
 
         Args:
             output_dir: Folder of the run; made when missing.
-            resume_iteration: Iteration of the checkpoint the run goes on from; later records are cut off. None means a
-                fresh run, which refuses a folder that holds metrics already.
+            resume_from: Iteration of the checkpoint the run goes on from; later records are cut off. 0 starts anew.
+            config: Settings of the run; None means that nothing is shown on the terminal.
             tensorboard: Whether to write TensorBoard events, into the subfolder `tensorboard`.
+            file: Where to show the run; None means the standard output.
 
         Raises:
-            ConfigError: A fresh run would write over the metrics of another.
+            ConfigError: A run that does not resume would write over the metrics of another.
             DataError: A file to go on with holds a line that is no record.
         """
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self.metrics_path = folder / METRICS_FILE
         self.timings_path = folder / TIMINGS_FILE
-        if resume_iteration is None and self.metrics_path.exists():
+        fresh = resume_from == 0 and (config is None or config.resume is None)
+        if fresh and self.metrics_path.exists() and self.metrics_path.stat().st_size:
             raise ConfigError(
                 f"expected a folder without `{METRICS_FILE}`, got `{folder}` at `output_dir`; "
-                "name another folder, or go on with `resume`"
+                "name another folder, or go on with `--resume auto`"
             )
-        kept_until = -1 if resume_iteration is None else resume_iteration
-        env_steps = _cut_back(self.metrics_path, kept_until)
-        _cut_back(self.timings_path, kept_until)
-        self._metrics: IO[str] = self.metrics_path.open("a", encoding="utf-8", newline="\n")
-        self._timings: IO[str] = self.timings_path.open("a", encoding="utf-8", newline="\n")
+        kept = _cut_back(self.metrics_path, resume_from)
+        _cut_back(self.timings_path, resume_from)
+        self._last: dict[str, Any] = {}
+        for record in kept:
+            self._last.update(record)
+        self._metrics = self.metrics_path.open("a", encoding="utf-8", newline="\n")
+        self._timings = self.timings_path.open("a", encoding="utf-8", newline="\n")
+        env_steps = int(self._last.get("env_steps", 0))
         self._events = _event_writer(folder / "tensorboard", env_steps) if tensorboard else None
+        self._view = None
+        if config is not None:
+            self._view = ProgressView(config.train.total_steps, file=file)
 
     def log(
         self,
-        *,
         iteration: int,
-        env_steps: int,
         metrics: Mapping[str, Number],
+        *,
         timings: Mapping[str, Number] | None = None,
     ) -> None:
         """Write one record, and its timings to their own file; both are handed to the operating system at once.
 
         Args:
             iteration: Iterations done, from 0 (an evaluation before training) on.
-            env_steps: Environment steps collected so far; the horizontal axis of every curve.
-            metrics: Values that the seed decides.
+            metrics: Values that the seed decides; `env_steps`, the environment steps collected so far, is the
+                horizontal axis of every curve and counts as the last one known when it is absent.
             timings: Values that the machine decides: seconds, tokens per second.
         """
+        env_steps = int(metrics.get("env_steps", self._last.get("env_steps", 0)))
         head = {"iteration": iteration, "env_steps": env_steps}
-        _write(self._metrics, head, metrics)
-        if timings:
-            _write(self._timings, head, timings)
+        values = {name: value for name, value in metrics.items() if name not in head}
+        times = {f"time/{name}": value for name, value in (timings or {}).items()}
+        _write(self._metrics, head, values)
+        if times:
+            _write(self._timings, head, times)
+        self._last |= {**head, **values}
         if self._events is not None:
-            for name, value in {**metrics, **(timings or {})}.items():
+            for name, value in {**values, **times}.items():
                 self._events.add_scalar(name, float(value), env_steps)
             self._events.flush()
+        if self._view is not None:
+            self._view.update(iteration, env_steps, {**values, **times})
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a metric, from before a resume too; None when there is none."""
+        value = self._last.get(name)
+        return None if value is None else float(value)
+
+    def message(self, text: str) -> None:
+        """Show a line that stays; nothing when nothing is shown."""
+        if self._view is not None:
+            self._view.message(text)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -122,19 +148,20 @@ class MetricsLogger:
             self._events = None
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Itself, with the live view started."""
+        if self._view is not None:
+            self._view.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the files."""
+        """Stop the live view and close the files."""
+        if self._view is not None:
+            self._view.stop()
         self.close()
 
 
 class ProgressView:
-    """The state of a run on the terminal: a live panel there, one line per update anywhere else.
-
-    Use it as a context manager; leaving it, also by an error or Ctrl-C, gives the terminal back.
-    """
+    """The state of a run: a live panel on a terminal, one line per update anywhere else."""
 
     def __init__(self, total_steps: int, *, file: IO[str] | None = None) -> None:
         """Show nothing yet.
@@ -149,7 +176,7 @@ class ProgressView:
         self._live: Any = None
         self._env_steps = self._iteration = 0
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         """Take the terminal, where there is one."""
         if self._file.isatty():
             require("rich", extra="trainers", needed_by="ProgressView")
@@ -159,20 +186,14 @@ class ProgressView:
             console = Console(file=self._file)
             self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4)
             self._live.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave the last state on the screen and give the terminal back."""
+    def stop(self) -> None:
+        """Leave the last state on the screen and give the terminal back; a second call does nothing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def update(self, *, iteration: int, env_steps: int, values: Mapping[str, Number]) -> None:
+    def update(self, iteration: int, env_steps: int, values: Mapping[str, Number]) -> None:
         """Take over the state of the run.
 
         Args:
@@ -242,18 +263,20 @@ def _records(path: Path) -> list[tuple[dict[str, Any], int]]:
     return found
 
 
-def _cut_back(path: Path, iteration: int) -> int:
-    """Leave only the records up to `iteration`, byte for byte as they were; gives the last one's environment steps."""
+def _cut_back(path: Path, iteration: int) -> list[dict[str, Any]]:
+    """Leave the records up to `iteration`, byte for byte as they were, and none for 0; gives those that stay."""
     if not path.exists():
-        return 0
-    size = env_steps = 0
+        return []
+    kept: list[dict[str, Any]] = []
+    size = 0
     for record, end in _records(path):
-        if record["iteration"] > iteration:
+        if iteration == 0 or record["iteration"] > iteration:
             break
-        size, env_steps = end, record["env_steps"]
+        kept.append(record)
+        size = end
     with path.open("r+b") as file:
         file.truncate(size)
-    return env_steps
+    return kept
 
 
 def _write(file: IO[str], head: Mapping[str, int], values: Mapping[str, Number]) -> None:
