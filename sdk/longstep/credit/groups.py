@@ -8,13 +8,17 @@ group: a padding row, or a state that was declared to anchor nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.credit.keys import key_words
+from longstep.credit.rows import bool_column, id_codes
 from longstep.errors import DataError
+from longstep.kernels.partition import first_appearance_ids
 
-__all__ = ["StepGroups"]
+__all__ = ["StepGroups", "group_steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,3 +71,44 @@ class StepGroups:
         order = np.argsort(self.ids, kind="stable")
         order = order[np.searchsorted(self.ids[order], 0) :]
         return np.split(order, np.cumsum(self.sizes)[:-1]) if self.num_groups else []
+
+    def expand(self, kept: NDArray[np.intp] | None, num_rows: int) -> StepGroups:
+        """The same groups among [N] rows, of which these were only the `kept`; None for all."""
+        if kept is None:
+            return self
+        ids = np.full(num_rows, -1, np.int64)
+        ids[kept] = self.ids
+        return StepGroups(ids=ids, sizes=self.sizes)
+
+
+def group_steps(
+    state_keys: Any, group_ids: ArrayLike, *, mask: ArrayLike | None = None
+) -> StepGroups:
+    """Step groups: rows of one episode group with equal state keys.
+
+    GiGPO (arXiv 2505.10978), equation 6. Exact: 128-bit keys are compared whole.
+
+    >>> group_steps(["hall", "cave", "hall", "hall"], [0, 0, 0, 1]).ids.tolist()
+    [0, 1, 0, 2]
+
+    Args:
+        state_keys: [N] 16-byte voids, integers [N] or [N, 2], or a sequence of str, bytes or int.
+        group_ids: [N] integers or strings.
+        mask: [N] False for padding rows, which are in no group; None counts all rows.
+
+    Raises:
+        DataError: Lengths differ.
+        UnsupportedTypeError: A key is of a type without a fixed identity.
+    """
+    num_rows = len(np.asarray(group_ids))
+    kept = None if mask is None else np.flatnonzero(bool_column("mask", mask, num_rows))
+    codes, _ = id_codes("group_ids", group_ids, num_rows, kept)
+    words = key_words(state_keys, num_rows)
+    ids = group_codes(words if kept is None else words[kept], codes)
+    return ids.expand(kept, num_rows)
+
+
+def group_codes(words: NDArray[np.uint64], group: NDArray[np.int64]) -> StepGroups:
+    """Step groups of [M, W] key words within [M] episode groups."""
+    ids, num_groups = first_appearance_ids(np.column_stack((words, group.astype(np.uint64))))
+    return StepGroups(ids=ids, sizes=np.bincount(ids, minlength=num_groups))

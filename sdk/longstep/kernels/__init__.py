@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -25,6 +25,7 @@ R = TypeVar("R")
 
 _MODULES = (
     "longstep.kernels.segments",
+    "longstep.kernels.partition",
     "longstep.kernels.hashing",
     "longstep.kernels.similarity",
 )
@@ -90,7 +91,7 @@ def warm_up() -> bool:
 
 
 @contextmanager
-def numpy_only() -> Iterator[None]:
+def numpy_only() -> Generator[None]:
     """Within the block every function runs its numpy twin, in all threads: for comparisons and to isolate a fault."""
     global _numpy_only
     _numpy_only += 1

@@ -1,0 +1,82 @@
+"""State keys in any of the forms people have them, as 64-bit words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstep.errors import DataError, UnsupportedTypeError
+
+__all__ = ["key_words"]
+
+_KEY_BYTES = 16
+
+
+def key_words(state_keys: Any, num_rows: int) -> NDArray[np.uint64]:
+    """[N, W] words that are equal exactly where the keys are.
+
+    Args:
+        state_keys: [N] array of 16-byte voids (what `RolloutBatch.to_numpy` gives), integers [N] or [N, 2], or a
+            sequence of str, bytes or int.
+        num_rows: N.
+
+    Raises:
+        DataError: There are not N keys.
+        UnsupportedTypeError: A key is of another type.
+    """
+    if isinstance(state_keys, np.ndarray):
+        array = cast("NDArray[Any]", state_keys)
+        words = _array_words(array)
+        if words is not None:
+            _require_length(len(words), num_rows)
+            return words
+        keys = cast("list[Any]", array.tolist())
+    elif isinstance(state_keys, (list, tuple)):
+        keys = list(cast("Sequence[Any]", state_keys))
+    else:
+        raise UnsupportedTypeError(
+            f"expected an array or a sequence in `state_keys`, got {type(state_keys).__name__}; "
+            "pass one key per row, such as `longstep.state_key.state_key(observation)`"
+        )
+    _require_length(len(keys), num_rows)
+    return _sequence_words(keys)
+
+
+def _array_words(keys: NDArray[Any]) -> NDArray[np.uint64] | None:
+    """Words of an array of integers or of voids; None when its items are not whole words."""
+    if keys.dtype.kind == "V" and keys.ndim == 1 and keys.dtype.itemsize % 8 == 0:
+        flat = np.ascontiguousarray(keys)
+        return flat.view(np.uint64).reshape(len(flat), keys.dtype.itemsize // 8)
+    if keys.dtype.kind in "iu" and keys.ndim in (1, 2):
+        wide = np.ascontiguousarray(keys, np.int64 if keys.dtype.kind == "i" else np.uint64)
+        return wide.view(np.uint64).reshape(len(wide), -1)
+    return None
+
+
+def _sequence_words(keys: list[Any]) -> NDArray[np.uint64]:
+    """Words of Python keys: their own bytes when each has 16, otherwise a number for each distinct key."""
+    types = set(map(type, keys))
+    if len(types) > 1 or not types <= {str, bytes, int}:
+        expected = next((kind for kind in (str, bytes, int) if kind in types), str)
+        row = next(at for at, key in enumerate(keys) if type(key) is not expected)
+        raise UnsupportedTypeError(
+            "expected only str, only bytes or only int in `state_keys`, got "
+            f"{type(keys[row]).__name__} at row {row}; make keys with "
+            "`longstep.state_key.state_key(observation)`"
+        )
+    if types == {bytes} and set(map(len, keys)) == {_KEY_BYTES}:
+        return np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+    numbers: dict[Any, int] = {}
+    codes = [numbers.setdefault(key, len(numbers)) for key in keys]
+    return np.array(codes, np.uint64).reshape(-1, 1)
+
+
+def _require_length(num_keys: int, num_rows: int) -> None:
+    if num_keys != num_rows:
+        raise DataError(
+            f"expected {num_rows} rows in `state_keys`, as in `rewards`, got {num_keys}; "
+            f"the first row without a partner is row {min(num_keys, num_rows)}"
+        )

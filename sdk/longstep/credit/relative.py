@@ -1,0 +1,89 @@
+"""Values relative to their group: the one piece of arithmetic that all group estimators share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstep.errors import ConfigError, did_you_mean
+from longstep.kernels import segments
+
+__all__ = ["GroupStatistics", "Normalization", "require_choice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalization:
+    """What a centred value is divided by: 1, or the standard deviation of its group."""
+
+    normalize: Literal["none", "std"] = "none"
+    """`none` divides by 1 (the paper's F_norm = 1), `std` by `max(std, std_floor) + epsilon`."""
+    ddof: int = 1
+    """Degrees of freedom taken off the count in the variance: 1 is the unbiased estimate."""
+    std_floor: float = 0.0
+    """Smallest standard deviation to divide by; keeps nearly equal returns from being blown up."""
+    epsilon: float = 1e-6
+    """Added to the standard deviation."""
+
+    def __post_init__(self) -> None:
+        require_choice("normalize", self.normalize, ("none", "std"))
+        if self.ddof not in (0, 1):
+            raise ConfigError(f"expected `ddof` 0 or 1, got {self.ddof}; 1 is the unbiased one")
+        for name, value in (("std_floor", self.std_floor), ("epsilon", self.epsilon)):
+            if not (value >= 0.0 and np.isfinite(value)):
+                raise ConfigError(f"expected `{name}` of 0 or more, got {value}; pass such as 1e-6")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupStatistics:
+    """Mean and spread of the members of each of G groups."""
+
+    counts: NDArray[np.int64]
+    """[G] members of each group."""
+    means: NDArray[np.float64]
+    """[G]"""
+    squares: NDArray[np.float64]
+    """[G] sums of squared deviations from the mean."""
+
+    @classmethod
+    def of(
+        cls, values: NDArray[np.float64], ids: NDArray[np.int64], num_groups: int
+    ) -> GroupStatistics:
+        """Statistics of [K] values by their group; a negative id belongs to none."""
+        counts, means, squares = segments.group_statistics(values, ids, num_groups)
+        return cls(counts=counts, means=means, squares=squares)
+
+    def relative(
+        self,
+        values: NDArray[np.float64],
+        ids: NDArray[np.int64],
+        how: Normalization,
+        *,
+        min_size: int = 2,
+    ) -> NDArray[np.float64]:
+        """Values minus the mean of their group, divided as `how` says.
+
+        Args:
+            values: [M] any values, members or not.
+            ids: [M] their groups; a negative id gives 0.
+            how: The divisor.
+            min_size: Groups with fewer members give 0.
+        """
+        offsets, scales = self.means.copy(), np.ones(len(self.means))
+        if how.normalize == "std":
+            variances = self.squares / np.maximum(self.counts - how.ddof, 1)
+            deviations = np.maximum(np.sqrt(variances), how.std_floor) + how.epsilon
+            np.divide(1.0, deviations, out=scales, where=deviations > 0.0)
+        scales[self.counts < min_size] = 0.0
+        return segments.centre_and_scale(values, ids, offsets, scales)
+
+
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise a `ConfigError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(
+            f"expected `{name}` to be one of {', '.join(map(repr, choices))}, got {value!r}; "
+            f"{did_you_mean(str(value), choices)}"
+        )

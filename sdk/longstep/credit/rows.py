@@ -1,0 +1,231 @@
+"""The rows of a batch, checked: what every estimator starts from.
+
+A batch is N rows, one per step. `trajectory_ids` says which rows form a trajectory, `group_ids` which trajectories
+started from the same task. Trajectories may be interleaved; the rows of one trajectory stand in order of time. Rows
+whose `mask` is False are padding: they enter no sum, no mean and no count, and get 0.
+
+Shapes: N rows of the caller, M rows that count, T trajectories, E episode groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from longstep.errors import DataError
+
+__all__ = ["Rows", "bool_column", "float_column", "id_codes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """The rows that count, with ids turned into small integers."""
+
+    num_rows: int
+    """N, padding included."""
+    kept: NDArray[np.intp] | None
+    """[M] the caller's numbers of the rows that count; None when all do."""
+    rewards: NDArray[np.float64]
+    """[M]"""
+    trajectory: NDArray[np.int64]
+    """[M] code of each row's trajectory, 0..T-1."""
+    group_of_trajectory: NDArray[np.int64]
+    """[T] code of each trajectory's episode group, 0..E-1; -1 for a code that no row has."""
+    group: NDArray[np.int64]
+    """[M] code of each row's episode group."""
+    num_groups: int
+    order: NDArray[np.intp] | None
+    """[M] positions that put the rows trajectory by trajectory; None when they stand so already."""
+    offsets: NDArray[np.int64]
+    """[T + 1] where each trajectory starts among the ordered rows."""
+
+    @classmethod
+    def read(
+        cls,
+        rewards: ArrayLike,
+        trajectory_ids: ArrayLike,
+        group_ids: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> Rows:
+        """Check the columns that every estimator takes.
+
+        Args:
+            rewards: [N] finite numbers.
+            trajectory_ids: [N] integers or strings.
+            group_ids: [N] integers or strings; None puts all trajectories into one group.
+            mask: [N] True where the row counts; None counts all.
+
+        Raises:
+            DataError: Lengths differ, a reward is not finite, or a trajectory is in two groups.
+        """
+        all_rewards = float_column("rewards", rewards)
+        num_rows = len(all_rewards)
+        kept = None
+        if mask is not None:
+            mask_N = bool_column("mask", mask, num_rows)
+            kept = None if mask_N.all() else np.flatnonzero(mask_N)
+        rewards_M = all_rewards if kept is None else all_rewards[kept]
+        require_finite("rewards", rewards_M, kept)
+        trajectory, num_trajectories = id_codes("trajectory_ids", trajectory_ids, num_rows, kept)
+        if group_ids is None:
+            group, num_groups = np.zeros(len(rewards_M), np.int64), 1
+        else:
+            group, num_groups = id_codes("group_ids", group_ids, num_rows, kept)
+        group_of_trajectory = np.full(num_trajectories, -1, np.int64)
+        group_of_trajectory[trajectory] = group
+        astray = np.flatnonzero(group_of_trajectory[trajectory] != group)
+        if len(astray):
+            _raise_two_groups(int(astray[0]), trajectory, group, trajectory_ids, group_ids, kept)
+        order, offsets = _time_order(trajectory, num_trajectories)
+        return cls(
+            num_rows=num_rows,
+            kept=kept,
+            rewards=rewards_M,
+            trajectory=trajectory,
+            group_of_trajectory=group_of_trajectory,
+            group=group,
+            num_groups=num_groups,
+            order=order,
+            offsets=offsets,
+        )
+
+    @property
+    def num_trajectories(self) -> int:
+        """T, codes that no row has included."""
+        return len(self.group_of_trajectory)
+
+    def floats(self, name: str, values: ArrayLike) -> NDArray[np.float64]:
+        """[M] one more column of finite numbers, given as [N]."""
+        column = float_column(name, values, self.num_rows)
+        column = column if self.kept is None else column[self.kept]
+        require_finite(name, column, self.kept)
+        return column
+
+    def bools(self, name: str, values: ArrayLike) -> NDArray[np.bool_]:
+        """[M] one more column of booleans, given as [N]."""
+        column = bool_column(name, values, self.num_rows)
+        return column if self.kept is None else column[self.kept]
+
+    def expand(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """[N] float32 of the caller's rows from [M] values; padding gets 0."""
+        if self.kept is None:
+            return values.astype(np.float32)
+        expanded = np.zeros(self.num_rows, np.float32)
+        expanded[self.kept] = values
+        return expanded
+
+
+def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
+    """[N] float64 of an argument, or a `DataError` that names it."""
+    try:
+        column = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"expected numbers in `{name}`, got {error}; pass one per row") from error
+    _require_length(name, column, num_rows)
+    return column
+
+
+def bool_column(name: str, values: ArrayLike, num_rows: int) -> NDArray[np.bool_]:
+    """[N] booleans of an argument, or a `DataError` that names it; the numbers 0 and 1 serve as well."""
+    column = np.asarray(values)
+    _require_length(name, column, num_rows)
+    if column.dtype.kind == "b":
+        return column
+    if column.size and (column.dtype.kind not in "iuf" or not np.isin(column, (0, 1)).all()):
+        raise DataError(
+            f"expected True or False per row in `{name}`, got {column.dtype}; pass a boolean array"
+        )
+    return column.astype(np.bool_)
+
+
+def id_codes(
+    name: str, ids: ArrayLike, num_rows: int, kept: NDArray[np.intp] | None = None
+) -> tuple[NDArray[np.int64], int]:
+    """Ids as small integers, and how many codes there may be.
+
+    Small non-negative integers stay as they are; anything else is numbered in sorted order.
+
+    Args:
+        name: The argument's name, for errors.
+        ids: [N] integers or strings.
+        num_rows: N.
+        kept: [M] rows to keep; None keeps all.
+    """
+    column = np.asarray(ids)
+    _require_length(name, column, num_rows)
+    if column.size and column.dtype.kind not in "iuUSO":
+        raise DataError(
+            f"expected integers or strings in `{name}`, got {column.dtype}; number them"
+        )
+    column = column if kept is None else column[kept]
+    if not column.size:
+        return np.zeros(0, np.int64), 0
+    if column.dtype.kind in "iu" and column.min() >= 0 and column.max() <= 2 * column.size:
+        return column.astype(np.int64, copy=False), int(column.max()) + 1
+    if column.dtype.kind == "O":
+        numbers: dict[Any, int] = {}
+        codes = [numbers.setdefault(value, len(numbers)) for value in column.tolist()]
+        return np.array(codes, np.int64), len(numbers)
+    unique, inverse = np.unique(column, return_inverse=True)
+    return inverse.astype(np.int64, copy=False), len(unique)
+
+
+def require_finite(
+    name: str, column: NDArray[np.float64], kept: NDArray[np.intp] | None = None
+) -> None:
+    """Raise a `DataError` that names the first row with NaN or an infinity."""
+    finite = np.isfinite(column)
+    if not finite.all():
+        at = int(np.argmin(finite))
+        row = at if kept is None else int(kept[at])
+        raise DataError(
+            f"expected finite numbers in `{name}`, got {column[at]} at row {row}; "
+            "leave that trajectory out or repair its environment"
+        )
+
+
+def _require_length(name: str, column: NDArray[Any], num_rows: int | None) -> None:
+    if column.ndim != 1:
+        raise DataError(
+            f"expected one value per row in `{name}`, got an array of shape {column.shape}; "
+            "pass one dimension"
+        )
+    if num_rows is not None and len(column) != num_rows:
+        at = min(len(column), num_rows)
+        raise DataError(
+            f"expected {num_rows} rows in `{name}`, as in `rewards`, got {len(column)}; "
+            f"the first row without a partner is row {at}"
+        )
+
+
+def _time_order(
+    trajectory: NDArray[np.int64], num_trajectories: int
+) -> tuple[NDArray[np.intp] | None, NDArray[np.int64]]:
+    """Positions that put rows trajectory by trajectory, and where each trajectory starts."""
+    offsets = np.zeros(num_trajectories + 1, np.int64)
+    np.cumsum(np.bincount(trajectory, minlength=num_trajectories), out=offsets[1:])
+    if (trajectory[1:] >= trajectory[:-1]).all():
+        return None, offsets
+    return np.argsort(trajectory, kind="stable"), offsets
+
+
+def _raise_two_groups(
+    at: int,
+    trajectory: NDArray[np.int64],
+    group: NDArray[np.int64],
+    trajectory_ids: ArrayLike,
+    group_ids: ArrayLike | None,
+    kept: NDArray[np.intp] | None,
+) -> None:
+    """Say which rows of which trajectory disagree about its episode group."""
+    other = int(np.flatnonzero((trajectory == trajectory[at]) & (group != group[at]))[0])
+    row, other_row = sorted(int(at_ if kept is None else kept[at_]) for at_ in (at, other))
+    names = np.asarray(trajectory_ids), np.asarray(group_ids)
+    raise DataError(
+        f"expected every row of trajectory {names[0][row]!s} in one episode group of `group_ids`, got "
+        f"group {names[1][other_row]!s} at row {other_row} and {names[1][row]!s} at row {row}; "
+        "give each trajectory its own id"
+    )
