@@ -1,0 +1,11 @@
+"""Built-in environments: plain Gymnasium environments in numpy, seeded per instance.
+
+`KeyDoorEnv` is a text world that a tiny model learns in minutes; `SokobanEnv` is the classic puzzle, as text or as
+images. Names load what they need when first used.
+"""
+
+# pyright: basic, reportMissingTypeStubs=false -- lazy_loader has no type stubs; readers follow __init__.pyi
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
