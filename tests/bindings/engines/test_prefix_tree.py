@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from longstep_bindings.engines.prefix_tree import build_prefix_trees
 
 sequences = st.lists(
