@@ -1,0 +1,283 @@
+"""The file of a `RolloutBatch`: an `.npz` archive of arrays that also holds the texts as JSON lines. No pickle.
+
+`trajectories.jsonl` begins with a header line and has one line for each trajectory. Token ids and log-probabilities of
+all steps, failed trajectories included, are the columns of `recording.token_columns`. Values without a JSON form
+(arrays, bytes, tuples, sets, dicts with other keys than str) are tagged objects; arrays go to members `value/K.npy`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstep.errors import DataError, UnsupportedTypeError
+from longstep.recording import step_columns, token_columns
+from longstep.types import (
+    Action,
+    Completion,
+    Dropped,
+    FinishReason,
+    Message,
+    Prompt,
+    StepRecord,
+    StopReason,
+    Task,
+    Trajectory,
+)
+
+__all__ = ["read_trajectories", "write_batch"]
+
+_TEXTS = "trajectories.jsonl"
+_HEADER = {"format": "longstep.RolloutBatch", "version": 1}
+_TAG = "$"
+
+
+def write_batch(trajectories: Sequence[Trajectory], path: str | PathLike[str]) -> None:
+    """Write trajectories into one file that appears whole or not at all."""
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    arrays = {**step_columns(steps), **token_columns(steps)}
+    values: list[NDArray[Any]] = []
+    lines = [_HEADER, *(_trajectory_to_json(trajectory, values) for trajectory in trajectories)]
+    arrays.update((f"value/{k}", value) for k, value in enumerate(values))
+    texts = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
+
+    def write(file: Any) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+            with archive.open(_TEXTS, "w", force_zip64=True) as member:
+                member.write(texts.encode())
+
+    _write_atomically(Path(path), write)
+
+
+def read_trajectories(path: str | PathLike[str]) -> tuple[Trajectory, ...]:
+    """The trajectories that `write_batch` wrote; raises `DataError` for anything else."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            lines = [json.loads(line) for line in archive.read(_TEXTS).decode().splitlines()]
+            if not lines or lines[0] != _HEADER:
+                raise DataError(
+                    f"expected the header {_HEADER} in `{path}`; save it again with `RolloutBatch.save`"
+                )
+            names = [name for name in archive.namelist() if name.endswith(".npy")]
+            arrays = {name[:-4]: _read_array(archive, name) for name in names}
+        completions = _completion_arrays(arrays)
+        values = [
+            arrays[f"value/{k}"] for k in range(sum(name.startswith("value/") for name in arrays))
+        ]
+        return tuple(_trajectory_from_json(line, completions, values) for line in lines[1:])
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        StopIteration,
+        EOFError,
+    ) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"expected a file of `RolloutBatch.save` at `{path}`, got one that is damaged or something else "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _write_atomically(path: Path, write: Callable[[Any], None]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(name) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def _trajectory_to_json(trajectory: Trajectory, values: list[NDArray[Any]]) -> dict[str, Any]:
+    task = trajectory.task
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "task": {
+            "env_id": task.env_id,
+            "seed": int(task.seed),
+            "options": _encode(None if task.options is None else dict(task.options), values),
+            "name": task.name,
+        },
+        "group_id": int(trajectory.group_id),
+        "member": int(trajectory.member),
+        "stop_reason": trajectory.stop_reason.value,
+        "success": bool(trajectory.success),
+        "error": trajectory.error,
+        "steps": [_step_to_json(step, values) for step in trajectory.steps],
+    }
+
+
+def _trajectory_from_json(
+    line: dict[str, Any], completions: Iterator[dict[str, Any]], values: list[NDArray[Any]]
+) -> Trajectory:
+    task = {**line["task"], "options": _decode(line["task"]["options"], values)}
+    steps = tuple(_step_from_json(step, next(completions), values) for step in line["steps"])
+    fields = {**line, "task": Task(**task), "steps": steps}
+    return Trajectory(**{**fields, "stop_reason": StopReason(line["stop_reason"])})
+
+
+def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any]:
+    prompt, completion = step.prompt, step.completion
+    return {
+        "step": int(step.step),
+        "prompt": {
+            "messages": [[message.role, message.content] for message in prompt.messages],
+            "images": _encode(list(prompt.images), values),
+            "num_tokens": prompt.num_tokens,
+            "dropped": [[d.part, d.how, d.num_characters] for d in prompt.dropped],
+        },
+        "completion": {
+            "request_id": completion.request_id,
+            "text": completion.text,
+            "finish_reason": completion.finish_reason.value,
+            "policy_version": int(completion.policy_version),
+            "constrained": completion.allowed_token_ids is not None,
+            "error": completion.error,
+        },
+        "action": [step.action.text, bool(step.action.valid), step.action.reason],
+        "observation": _encode(step.observation, values),
+        "state_key": step.state_key.hex(),
+        "reward": float(step.reward),
+        "raw_reward": float(step.raw_reward),
+        "terminated": bool(step.terminated),
+        "truncated": bool(step.truncated),
+        "seconds": {part: float(seconds) for part, seconds in step.seconds.items()},
+    }
+
+
+def _step_from_json(
+    line: dict[str, Any], arrays: dict[str, Any], values: list[NDArray[Any]]
+) -> StepRecord:
+    prompt, completion = line["prompt"], dict(line["completion"])
+    if not completion.pop("constrained"):
+        arrays = {**arrays, "allowed_token_ids": None}
+    completion["finish_reason"] = FinishReason(completion["finish_reason"])
+    text, valid, reason = line["action"]
+    return StepRecord(
+        **{
+            **line,
+            "prompt": Prompt(
+                messages=tuple(Message(role=r, content=c) for r, c in prompt["messages"]),
+                images=tuple(_decode(prompt["images"], values)),
+                num_tokens=prompt["num_tokens"],
+                dropped=tuple(
+                    Dropped(part=p, how=h, num_characters=n) for p, h, n in prompt["dropped"]
+                ),
+            ),
+            "completion": Completion(**completion, **arrays),
+            "action": Action(text=text, valid=valid, reason=reason),
+            "observation": _decode(line["observation"], values),
+            "state_key": bytes.fromhex(line["state_key"]),
+        }
+    )
+
+
+def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
+    """The arrays of each completion, in the order of the steps."""
+    prompts = _pieces(arrays["prompt_token_ids"], arrays["prompt_offsets"])
+    ends = arrays["completion_offsets"]
+    sampled = _pieces(arrays["completion_token_ids"], ends)
+    logprobs = _pieces(arrays["logprobs"], ends)
+    allowed: list[NDArray[Any]] = []
+    if "allowed_offsets" in arrays:
+        allowed = _pieces(arrays["allowed_token_ids"], arrays["allowed_offsets"])
+    for i in range(len(prompts)):
+        yield {
+            "prompt_token_ids": prompts[i],
+            "token_ids": sampled[i],
+            "logprobs": logprobs[i],
+            "allowed_token_ids": tuple(allowed[ends[i] : ends[i + 1]]),
+        }
+
+
+def _pieces(flat: NDArray[Any], offsets: NDArray[np.int64]) -> list[NDArray[Any]]:
+    return [flat[offsets[i] : offsets[i + 1]] for i in range(len(offsets) - 1)]
+
+
+# -- values of any type: observations and options ---------------------------------------------------------------------
+
+
+def _encode(value: Any, values: list[NDArray[Any]]) -> Any:
+    """The JSON form of a value; arrays go to `values` and are referred to by index."""
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise UnsupportedTypeError(
+                f"expected arrays of numbers or fixed-size items to save, got dtype {array.dtype}; convert it first"
+            )
+        values.append(array)
+        return {
+            _TAG: "array" if isinstance(value, np.ndarray) else "scalar",
+            "value": len(values) - 1,
+        }
+    if isinstance(value, bytes):
+        return {_TAG: "bytes", "value": value.hex()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = cast("Sequence[Any]", list(value))
+        kind = next(
+            k for k in ("list", "tuple", "frozenset", "set") if isinstance(value, _KINDS[k])
+        )
+        encoded = [_encode(item, values) for item in items]
+        if kind in ("set", "frozenset"):
+            encoded.sort(key=json.dumps)
+        return encoded if kind == "list" else {_TAG: kind, "value": encoded}
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return {_TAG: "dict", "value": [[_encode(k, values), _encode(v, values)] for k, v in pairs]}
+    if isinstance(value, (str, bool, int, float)):  # subclasses: enums, np.float64
+        base = next(kind for kind in (str, bool, int, float) if isinstance(value, kind))
+        return base(value)
+    raise UnsupportedTypeError(
+        f"expected observations and options of JSON or array types to save, got {type(value).__name__}; "
+        "have the environment return text, numbers, arrays, lists, tuples, sets or dicts"
+    )
+
+
+def _decode(value: Any, values: list[NDArray[Any]]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, values) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    tagged = cast("dict[str, Any]", value)
+    kind, inner = tagged[_TAG], tagged["value"]
+    if kind == "array":
+        return values[inner]
+    if kind == "scalar":
+        return values[inner][()]
+    if kind == "bytes":
+        return bytes.fromhex(inner)
+    if kind == "dict":
+        return {_decode(k, values): _decode(v, values) for k, v in inner}
+    return _KINDS[kind](_decode(item, values) for item in inner)
+
+
+_KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset, "set": set}
