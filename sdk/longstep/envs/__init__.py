@@ -4,7 +4,8 @@
 images. Names load what they need when first used.
 """
 
-# pyright: basic, reportMissingTypeStubs=false -- lazy_loader has no type stubs; readers follow __init__.pyi
+# lazy_loader has no type stubs; type checkers follow __init__.pyi.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 import lazy_loader as _lazy
 
