@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from longstep.errors import ConfigError, DataError, require
+from longstep_trainers.config_files import save_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +27,17 @@ if TYPE_CHECKING:
 
     Number = float | int | np.floating[Any] | np.integer[Any]
 
-__all__ = ["METRICS_FILE", "SHOWN", "TIMINGS_FILE", "MetricsLogger", "ProgressView", "read_metrics"]
+__all__ = [
+    "CONFIG_FILE",
+    "METRICS_FILE",
+    "SHOWN",
+    "TIMINGS_FILE",
+    "MetricsLogger",
+    "ProgressView",
+    "read_metrics",
+]
 
+CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 TIMINGS_FILE = "timings.jsonl"
 
@@ -63,12 +73,12 @@ class MetricsLogger:
         tensorboard: bool = True,
         file: IO[str] | None = None,
     ) -> None:
-        """Open the files.
+        """Open the files, and write the settings to `config.yaml` beside them.
 
         Args:
             output_dir: Folder of the run; made when missing.
             resume_from: Iteration of the checkpoint the run goes on from; later records are cut off. 0 starts anew.
-            config: Settings of the run; None means that nothing is shown on the terminal.
+            config: Settings of the run; None means that they are not written and nothing is shown.
             tensorboard: Whether to write TensorBoard events, into the subfolder `tensorboard`.
             file: Where to show the run; None means the standard output.
 
@@ -86,6 +96,8 @@ class MetricsLogger:
                 f"expected a folder without `{METRICS_FILE}`, got `{folder}` at `output_dir`; "
                 "name another folder, or go on with `--resume auto`"
             )
+        if config is not None:
+            save_config(config, folder / CONFIG_FILE)
         kept = _cut_back(self.metrics_path, resume_from)
         _cut_back(self.timings_path, resume_from)
         self._last: dict[str, Any] = {}

