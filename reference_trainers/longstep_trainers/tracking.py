@@ -23,6 +23,7 @@ from longstep_trainers.config_files import save_config
 if TYPE_CHECKING:
     import numpy as np
 
+    from longstep.types import StepRecord
     from longstep_trainers.config import RunConfig
 
     Number = float | int | np.floating[Any] | np.integer[Any]
@@ -145,6 +146,18 @@ class MetricsLogger:
         """The newest value of a metric, from before a resume too; None when there is none."""
         value = self._last.get(name)
         return None if value is None else float(value)
+
+    def show_step(self, trajectory_id: str, step: StepRecord) -> None:
+        """Show everything the model read and wrote at one step, and what came of it."""
+        action = step.action
+        verdict = "valid" if action.valid else f"invalid, {action.reason}"
+        lines = [
+            f"== {trajectory_id}, step {step.step}",
+            *(f"[{message.role}]\n{message.content}" for message in step.prompt.messages),
+            f"[completion]\n{step.completion.text}",
+            f"[action] {action.text!r} ({verdict}), reward {step.raw_reward:g}",
+        ]
+        self.message("\n".join(lines))
 
     def message(self, text: str) -> None:
         """Show a line that stays; nothing when nothing is shown."""
