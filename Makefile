@@ -1,0 +1,59 @@
+# Set-up and checks, with pip and venv alone. `make demo` and `make test` need nothing but Python 3.11 or newer.
+# PYTHON=python3.12 chooses the interpreter, ARGS="-k credit" adds arguments to a target's command.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# With an NVIDIA driver pip takes the newest torch; without one, the version that is tested on the CPU.
+CONSTRAINTS := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints.txt)
+DEFAULT_TESTS := not slow and not gpu and not vllm
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test doctest lint bench clean
+
+help:
+	@echo "make demo      train the built-in agent and see it learn (minutes, on a CPU)"
+	@echo "make test      the default test suite"
+	@echo "make doctest   the examples in the docstrings"
+	@echo "make lint      ruff, formatter, types, direction of imports"
+	@echo "make bench     the benchmarks"
+	@echo "make clean     remove .venv, out/ and every cache"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "expected Python 3.11 or newer, got %d.%d; run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: an install is repeated only when what it depends on has changed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --upgrade 'pip>=25.1'
+	$(PIP) install --quiet $(CONSTRAINTS) --editable '.[all]'
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.installed
+	$(PIP) install --quiet $(CONSTRAINTS) --group dev
+	@touch $@
+
+demo: $(VENV)/.installed
+	rm -rf out/demo
+	$(BIN)/longstep train --config demo --output_dir out/demo $(ARGS)
+
+test: $(VENV)/.developer
+	$(BIN)/python -m pytest -q -m "$(DEFAULT_TESTS)" $(ARGS)
+
+doctest: $(VENV)/.developer
+	$(BIN)/python -m pytest -q --doctest-modules sdk bindings adapters reference_trainers $(ARGS)
+
+lint: $(VENV)/.developer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.developer
+	$(BIN)/python -m pytest -q benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	find sdk bindings adapters reference_trainers tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
