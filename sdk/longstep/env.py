@@ -1,0 +1,405 @@
+"""`LLMAgentEnv`: any Gymnasium environment as one that is read as text and answered in text.
+
+At every step the prompt is built afresh from task, memory, current observation and admissible actions, so that its
+length does not grow with the episode. What the model writes is read by a parser; a completion that is no action is
+never sent to the wrapped environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from longstep.actions import ActionParser
+from longstep.defaults import default_parser, default_prompt, find_max_steps, own_default
+from longstep.errors import ConfigError, DataError, EnvError, LongstepError
+from longstep.five_tuple import read_reset, read_step, read_success
+from longstep.memory import Memory, WindowMemory
+from longstep.observations import IMAGE_PLACEHOLDER, observation_images, observation_to_text
+from longstep.prompt import PromptTemplate
+from longstep.reading import invalid
+from longstep.spaces import TextSpace
+from longstep.state_key import KEY_SIZE_BYTES, StateKey
+from longstep.state_key import state_key as default_state_key
+from longstep.text_actions import admissible_texts, decode_action
+from longstep.types import Action, Prompt
+
+__all__ = ["LLMAgentEnv"]
+
+
+class LLMAgentEnv(gymnasium.Env[str, str]):
+    """An environment whose observation is the prompt's text and whose action is the model's completion.
+
+    The info of `reset` and `step` holds, beside the wrapped environment's own keys (ours win where names collide):
+    `prompt` (Prompt), `observation` (as the wrapped environment returned it), `admissible_actions` (list of str, None
+    when anything may be said), `allowed_completions` (the completions that are read as these actions, in their order,
+    for constrained decoding; None when there is no such list), `state_key` (16 bytes), `task_description`, `step`
+    (steps taken). After a step also: `action`, `action_valid`, `action_reason`, `raw_reward`, `success` (whether the
+    environment said so last, in `success`, `is_success` or `won`), `time_limit` (`max_steps` ended the episode).
+
+    An invalid action leaves the observation as it was, counts as a step and earns `-invalid_action_penalty`; its info
+    has none of the wrapped environment's own keys, since that was not asked.
+
+    Public attributes that this class lacks are read from the wrapped environment, which is `env`.
+
+    >>> env = LLMAgentEnv("longstep/KeyDoor-v0", memory=WindowMemory(2))
+    >>> text, info = env.reset(seed=1)
+    >>> text, reward, terminated, truncated, info = env.step("fly")
+    >>> info["action_valid"], info["action_reason"]
+    (False, "'fly' is not admissible now")
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any] | str,
+        *,
+        memory: Memory | None = None,
+        prompt: PromptTemplate | None = None,
+        parser: ActionParser | None = None,
+        state_key: StateKey | None = None,
+        max_steps: int | None = None,
+        task_description: str | None = None,
+        invalid_action_penalty: float | None = None,
+        reward_scale: float | None = None,
+        observation_text: Callable[[Any], str] | None = None,
+    ) -> None:
+        """Args:
+        env: The environment, or the id of a registered one. Around another LLMAgentEnv, what is None here is as it is
+            there (with a copy of its memory); the two then share the environment inside.
+        memory: Belongs to this instance from now on. None: the environment's `default_memory`, else WindowMemory(2).
+        prompt: None: the environment's `default_prompt`, else a plain one that says how the parser is answered.
+        parser: None: the environment's `default_parser`, else, settled at the first reset, ChoiceParser where the
+            environment names admissible actions and TagParser where it does not.
+        state_key: Gives 16 bytes for an observation. None: `longstep.state_key.state_key`.
+        max_steps: Steps after which the episode is truncated. None: the environment's own limit, when it tells one.
+        task_description: What is to be done. None: `info["task_description"]` of the environment's reset.
+        invalid_action_penalty: Taken from the reward at an invalid action, at least 0. None: 0.
+        reward_scale: Factor of the reward; `raw_reward` stays. None: 1.
+        observation_text: Text of an observation, with `<image>` where its images belong. None: `observation_to_text`.
+        """
+        if isinstance(env, str):
+            from longstep.registration import make
+
+            env = make(env)
+        inner = env if isinstance(env, LLMAgentEnv) else None
+        raw = inner.env if inner is not None else _check_raw(env)
+
+        def setting(name: str, given: Any, default: Callable[[], Any]) -> Any:
+            if given is not None:
+                return given
+            return default() if inner is None else getattr(inner, name)
+
+        self.env: gymnasium.Env[Any, Any] = raw
+        if memory is None and inner is not None:
+            memory = copy.deepcopy(inner.memory)
+        elif memory is None:
+            memory = own_default(raw, "memory")
+            memory = WindowMemory() if memory is None else memory
+        self.memory: Memory = _check_memory(memory)
+        self.prompt: PromptTemplate | None = setting(
+            "prompt", prompt, lambda: own_default(raw, "prompt")
+        )
+        self.parser: ActionParser | None = setting(
+            "parser", parser, lambda: own_default(raw, "parser")
+        )
+        self.state_key: StateKey = setting("state_key", state_key, lambda: default_state_key)
+        self.max_steps: int | None = setting("max_steps", max_steps, lambda: find_max_steps(raw))
+        self.task_description: str | None = setting(
+            "task_description", task_description, lambda: None
+        )
+        self.invalid_action_penalty: float = setting(
+            "invalid_action_penalty", invalid_action_penalty, lambda: 0.0
+        )
+        self.reward_scale: float = setting("reward_scale", reward_scale, lambda: 1.0)
+        self.observation_text: Callable[[Any], str] = setting(
+            "observation_text", observation_text, lambda: observation_to_text
+        )
+        self._check_settings()
+        if self.observation_text is not observation_to_text:
+            self.memory.observation_text = self.observation_text
+        self.observation_space = TextSpace()
+        self.action_space = TextSpace()
+        self._spec: EnvSpec | None = None
+        self._in_episode = False
+        self._num_steps = 0
+
+    def _check_settings(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ConfigError(f"expected `max_steps` of at least 1 or None, got {self.max_steps}")
+        if not 0.0 <= self.invalid_action_penalty < math.inf:
+            raise ConfigError(
+                f"expected a finite `invalid_action_penalty` of at least 0, got {self.invalid_action_penalty}; "
+                "it is subtracted from the reward"
+            )
+        if not math.isfinite(self.reward_scale):
+            raise ConfigError(f"expected a finite `reward_scale`, got {self.reward_scale}")
+
+    # -- the episode --------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode: the first prompt's text, and info.
+
+        Args:
+            seed: Seed of the wrapped environment; None goes on with its random stream.
+            options: Options of the wrapped environment's reset.
+        """
+        self._in_episode = False
+        result = self.env.reset(seed=seed, options=options)
+        self._observation, self._env_info = read_reset(self.env, result)
+        self._num_steps = 0
+        self._success = bool(read_success(self._env_info))
+        self._task = self.task_description
+        if self._task is None:
+            self._task = str(self._env_info.get("task_description", ""))
+        self._admissible = admissible_texts(self.env, self._env_info)
+        if self.parser is None:
+            self.parser = default_parser(self._admissible)
+        if self.prompt is None:
+            self.prompt = default_prompt(self.parser, self._admissible)
+        self._ask_memory(self.memory.reset)
+        info = {**self._env_info, **self._state_info()}
+        info["prompt"] = self._build_prompt()
+        self._in_episode = True
+        return info["prompt"].text, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a completion as the model wrote it: the next prompt's text, reward, terminated, truncated, info.
+
+        Raises:
+            EnvError: No episode is going on, the wrapped environment broke the Gymnasium contract, or the memory
+                raised. The episode is over then; `reset` begins a new one.
+        """
+        if not self._in_episode or self.parser is None:
+            raise EnvError(
+                "expected `reset` before `step`, got `step` without a running episode; call `reset` first"
+            )
+        if not isinstance(action, str):
+            raise ConfigError(
+                f"expected the completion's text as `action`, got {type(action).__name__}"
+            )
+        self._in_episode = False  # unless this step ends well
+        before = self._observation
+        read, raw_action = self._read(action)
+        raw_reward, terminated, truncated, env_info = 0.0, False, False, {}
+        if read.valid:
+            result = read_step(self.env, self.env.step(raw_action))
+            self._observation, self._env_info = result.observation, result.info
+            raw_reward, terminated, truncated = result.reward, result.terminated, result.truncated
+            env_info = result.info
+            self._admissible = admissible_texts(self.env, env_info)
+            self._success = bool(read_success(env_info))
+            reward = raw_reward * self.reward_scale
+        else:
+            self._observation = copy.deepcopy(before)  # what was returned is never returned again
+            reward = -self.invalid_action_penalty
+        self._num_steps += 1
+        at_limit = self.max_steps is not None and self._num_steps >= self.max_steps
+        truncated = truncated or (at_limit and not terminated)
+        info = {
+            **env_info,
+            **self._state_info(),
+            "action": read.text,
+            "action_valid": read.valid,
+            "action_reason": read.reason,
+            "raw_reward": raw_reward,
+            "success": self._success,
+            "time_limit": at_limit and truncated,
+        }
+        done = terminated or truncated
+        self._ask_memory(self.memory.update, before, read.text, raw_reward, done, info)
+        info["prompt"] = self._build_prompt()
+        self._in_episode = not done
+        return info["prompt"].text, reward, terminated, truncated, info
+
+    def _read(self, completion: str) -> tuple[Action, Any]:
+        """The action, and what the wrapped environment takes for it."""
+        assert self.parser is not None
+        action = self.parser.parse(completion, self._admissible)
+        if not action.valid:
+            return action, None
+        raw_action, problem = decode_action(self.env, self._env_info, action.text)
+        return (invalid(action.text, problem) if problem else action), raw_action
+
+    def _state_info(self) -> dict[str, Any]:
+        """What both `reset` and `step` tell of the current state."""
+        constraint = getattr(self.parser, "constraint", None)
+        key = self.state_key(self._observation)
+        if not isinstance(key, bytes) or len(key) != KEY_SIZE_BYTES:
+            raise DataError(
+                f"expected {KEY_SIZE_BYTES} bytes from `state_key`, got {key!r:.100}; "
+                "hash what you return with longstep.state_key.state_key"
+            )
+        return {
+            "observation": self._observation,
+            "admissible_actions": None if self._admissible is None else list(self._admissible),
+            "allowed_completions": constraint(self._admissible) if constraint else None,
+            "state_key": key,
+            "task_description": self._task,
+            "step": self._num_steps,
+        }
+
+    def _build_prompt(self) -> Prompt:
+        assert self.prompt is not None
+        text: Any = self._ask_memory(self.memory.get_memory_text)
+        if not isinstance(text, str):
+            raise DataError(
+                f"expected a str from `get_memory_text` of {type(self.memory).__name__}, got "
+                f"{type(text).__name__} after step {self._num_steps}; return the text for the prompt"
+            )
+        get_images = getattr(self.memory, "get_images", None)
+        shown = self.observation_text(self._observation)
+        return self.prompt.build(
+            task_description=self._task or "",
+            current_observation=shown,
+            memory=text,
+            admissible_actions=self._admissible,
+            step=self._num_steps,
+            max_steps=self.max_steps,
+            images=observation_images(self._observation) if IMAGE_PLACEHOLDER in shown else (),
+            memory_images=self._ask_memory(get_images) if get_images else (),
+        )
+
+    def _ask_memory(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except LongstepError:
+            raise
+        except Exception as error:
+            raise EnvError(
+                f"expected `{method.__name__}` of the memory {type(self.memory).__name__} to succeed, got "
+                f"{type(error).__name__}: {error} at step {self._num_steps}; correct the memory"
+            ) from error
+
+    # -- the rest of Gymnasium's interface, answered by the wrapped environment ---------------------------------------
+
+    def render(self) -> Any:
+        """The wrapped environment's picture."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        self._in_episode = False
+        self.env.close()
+
+    @property
+    def metadata(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped environment's."""
+        return self.env.metadata
+
+    @property
+    def render_mode(self) -> str | None:  # type: ignore[override]
+        """The wrapped environment's."""
+        return self.env.render_mode
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The wrapped environment's random stream."""
+        return self.env.np_random
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self.env.np_random = value
+
+    @property
+    def np_random_seed(self) -> int:
+        """The wrapped environment's seed."""
+        return self.env.np_random_seed
+
+    @property
+    def _np_random(self) -> np.random.Generator | None:  # type: ignore[override]
+        return self.env.unwrapped._np_random  # what Gymnasium's checker reads
+
+    @property
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]
+        """How to make one like this: its own where `make` made it, else the wrapped environment's within this wrapper.
+
+        For an environment without a spec, `spec.make()` gives a copy of it.
+        """
+        if self._spec is not None:
+            return self._spec
+        inner, raw = self.env.spec, self.env
+        wrapper = self
+
+        def twin(**kwargs: Any) -> LLMAgentEnv:
+            env = inner.make(**kwargs) if inner is not None else copy.deepcopy(raw)
+            if inner is None and kwargs.get("render_mode") is not None:
+                env.unwrapped.render_mode = kwargs["render_mode"]
+            return wrapper._around(env)
+
+        name = inner.id if inner is not None else type(raw.unwrapped).__name__
+        return EnvSpec(id=name, entry_point=twin, order_enforce=False, disable_env_checker=True)
+
+    @spec.setter
+    def spec(self, value: EnvSpec | None) -> None:
+        self._spec = value
+
+    def _around(self, env: gymnasium.Env[Any, Any]) -> LLMAgentEnv:
+        """Another environment in a wrapper like this one."""
+        return LLMAgentEnv(
+            env,
+            memory=copy.deepcopy(self.memory),
+            prompt=self.prompt,
+            parser=self.parser,
+            state_key=self.state_key,
+            max_steps=self.max_steps,
+            task_description=self.task_description,
+            invalid_action_penalty=self.invalid_action_penalty,
+            reward_scale=self.reward_scale,
+            observation_text=self.observation_text,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """A public attribute of the wrapped environment, read now."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.env.get_wrapper_attr(name)
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether the attribute exists here or in the wrapped environment."""
+        return hasattr(self, name) or self.env.has_wrapper_attr(name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """The attribute, from here or from the wrapped environment."""
+        return getattr(self, name) if hasattr(self, name) else self.env.get_wrapper_attr(name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set the attribute where it exists, here or inside; with `force`, here if it exists nowhere."""
+        own = name in self.__dict__ or hasattr(type(self), name)
+        if not own and self.env.set_wrapper_attr(name, value, force=False):
+            return True
+        if own or force:
+            setattr(self, name, value)
+        return own or force
+
+    def __str__(self) -> str:
+        """`<LLMAgentEnv<...>>` around the wrapped environment's name."""
+        return f"<{type(self).__name__}{self.env}>"
+
+    __repr__ = __str__
+
+
+def _check_raw(env: Any) -> gymnasium.Env[Any, Any]:
+    if not isinstance(env, gymnasium.Env) or isinstance(env.unwrapped, LLMAgentEnv):
+        raise ConfigError(
+            f"expected a gymnasium.Env or the id of one as `env`, got {env!r:.200}; Gymnasium's wrappers belong "
+            "around the environment inside, not around an LLMAgentEnv"
+        )
+    return env
+
+
+def _check_memory(memory: Any) -> Memory:
+    missing = [name for name in ("update", "get_memory_text", "reset") if not hasattr(memory, name)]
+    if missing or isinstance(memory, type):
+        raise ConfigError(
+            f"expected an instance of a Memory as `memory`, got {memory!r:.200}; "
+            "subclass longstep.Memory and pass one of its instances"
+        )
+    return memory

@@ -1,0 +1,137 @@
+"""Parsers of JSON: an object with one key of interest, and OpenAI-style tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from longstep.errors import ConfigError, did_you_mean
+from longstep.reading import invalid, match
+from longstep.schemas import mismatch
+from longstep.types import Action
+
+__all__ = ["JsonParser", "ToolCallParser", "canonical_json", "json_objects"]
+
+_MAX_FAILURES = 64
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in a text, in order, those inside another left out.
+
+    After 64 braces that open no object the rest of the text is not searched, so that no text takes long.
+
+    >>> json_objects('so {x} or {"action": "look"}')
+    [{'action': 'look'}]
+    """
+    objects: list[dict[str, Any]] = []
+    start, failures = text.find("{"), 0
+    while start >= 0 and failures < _MAX_FAILURES:
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+            objects.append(value)
+        except (ValueError, RecursionError):
+            failures += 1
+            end = start + 1
+        start = text.find("{", end)
+    return objects
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal texts."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class JsonParser:
+    """The action is the value of a key in a JSON object; the last object with the key counts.
+
+    >>> JsonParser("action").parse('{"thought": "a door", "action": "open door"}', None).text
+    'open door'
+    """
+
+    def __init__(self, key: str = "action") -> None:
+        """Args:
+        key: Key of the action. A value that is not a string is taken as canonical JSON.
+        """
+        self.key = key
+
+    @property
+    def instruction(self) -> str:
+        """How the model is told to answer."""
+        return f'Answer with a JSON object whose key "{self.key}" holds the action.'
+
+    def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
+        """The value of the key in the last object that has it."""
+        found = [entry[self.key] for entry in json_objects(completion) if self.key in entry]
+        if not found:
+            return invalid(completion, f'expected a JSON object with the key "{self.key}"')
+        value = found[-1]
+        return match(value if isinstance(value, str) else canonical_json(value), admissible)
+
+
+class ToolCallParser:
+    """The action is a call of a tool: canonical JSON of its `name` and `arguments`.
+
+    Reads `{"name": ..., "arguments": {...}}`, alone or inside text such as `<tool_call>` tags; the last object with a
+    `name` counts. Arguments may be an object or, as OpenAI-style servers send them, its JSON text.
+
+    >>> tools = [{"type": "function", "function": {"name": "go", "parameters": {
+    ...     "type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}}}]
+    >>> parser = ToolCallParser(tools)
+    >>> parser.parse('<tool_call>{"name": "go", "arguments": {"to": "hall"}}</tool_call>', None).text
+    '{"arguments":{"to":"hall"},"name":"go"}'
+    >>> parser.parse('{"name": "go", "arguments": {}}', None).reason
+    'expected `to` in the arguments of `go`'
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Args:
+        tools: OpenAI-style tool schemas: `{"type": "function", "function": {"name", "parameters"}}`, or the inner
+            object alone.
+        """
+        self.tools = tuple(tools)
+        self._parameters: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = cast(Mapping[str, Any], tool.get("function", tool))
+            name = function.get("name")
+            if not isinstance(name, str) or name in self._parameters:
+                raise ConfigError(
+                    f"expected tools with a `name` of their own, got {name!r}; "
+                    'write {"type": "function", "function": {"name": ..., "parameters": ...}}'
+                )
+            self._parameters[name] = function.get("parameters") or {}
+        if not self._parameters:
+            raise ConfigError("expected at least one tool in `tools`, got none")
+
+    @property
+    def instruction(self) -> str:
+        """How the model is told to answer, with the tools."""
+        tools = "\n".join(canonical_json(tool) for tool in self.tools)
+        return (
+            'Answer with one tool call: a JSON object {"name": ..., "arguments": {...}}. '
+            f"The tools are:\n{tools}"
+        )
+
+    def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
+        """The last call in the completion, checked against the tool's schema."""
+        calls = [entry for entry in json_objects(completion) if "name" in entry]
+        if not calls:
+            return invalid(completion, "expected a tool call: a JSON object with `name`")
+        name, arguments = calls[-1]["name"], calls[-1].get("arguments", {})
+        if not isinstance(name, str) or name not in self._parameters:
+            hint = did_you_mean(str(name)[:100], self._parameters)
+            return invalid(completion, f"expected a known tool; {hint}")
+        if isinstance(arguments, str):
+            decoded = json_objects(arguments)
+            arguments = decoded[0] if len(decoded) == 1 else arguments
+        problem = mismatch(arguments, {"type": "object", **self._parameters[name]})
+        if problem:
+            return invalid(completion, f"{problem} in the arguments of `{name}`")
+        return match(canonical_json({"name": name, "arguments": arguments}), admissible)
