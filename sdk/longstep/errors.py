@@ -11,6 +11,7 @@
     +-- MissingExtraError (ImportError)      an optional dependency is not installed
     +-- DeadlineError (TimeoutError)         nothing came within the time allowed
     +-- ProtocolError (ConnectionError)      a peer sent what the wire format forbids
+    +-- SessionLostError (ConnectionError)   the other process is gone, or no longer knows our session
 
 Messages read "expected X, got Y at Z; do W". Each error survives pickling: it takes its message and nothing else.
 """
@@ -33,6 +34,7 @@ __all__ = [
     "PolicyError",
     "ProtocolError",
     "RegistryError",
+    "SessionLostError",
     "UnsupportedTypeError",
     "did_you_mean",
     "require",
@@ -81,6 +83,10 @@ class DeadlineError(LongstepError, TimeoutError):
 
 class ProtocolError(LongstepError, ConnectionError):
     """A peer sent what the wire format forbids."""
+
+
+class SessionLostError(LongstepError, ConnectionError):
+    """The other process died, restarted or fell silent: what it held for us, such as environments, is gone."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
