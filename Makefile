@@ -18,7 +18,7 @@ help:
 	@echo "make doctest   the examples in the docstrings"
 	@echo "make lint      ruff, formatter, types, direction of imports"
 	@echo "make bench     the benchmarks"
-	@echo "make clean     remove .venv, out/ and every cache"
+	@echo "make clean     remove .venv and every cache; out/ stays"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
@@ -55,5 +55,5 @@ bench: $(VENV)/.developer
 	$(BIN)/python -m pytest -q benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
 	find sdk bindings adapters reference_trainers tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

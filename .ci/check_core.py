@@ -33,7 +33,8 @@ np.testing.assert_allclose(advantages.total, [-1.0, -0.5, 1.0, 0.5], atol=1e-6)
 
 env = longstep.make("longstep/KeyDoor-v0")
 text, info = env.reset(seed=0)
-assert text and info["prompt"].messages
+assert text
+assert info["prompt"].messages
 env.step(info["admissible_actions"][0])
 env.close()
 

@@ -148,16 +148,9 @@ class MetricsLogger:
         return None if value is None else float(value)
 
     def show_step(self, trajectory_id: str, step: StepRecord) -> None:
-        """Show everything the model read and wrote at one step, and what came of it."""
-        action = step.action
-        verdict = "valid" if action.valid else f"invalid, {action.reason}"
-        lines = [
-            f"== {trajectory_id}, step {step.step}",
-            *(f"[{message.role}]\n{message.content}" for message in step.prompt.messages),
-            f"[completion]\n{step.completion.text}",
-            f"[action] {action.text!r} ({verdict}), reward {step.raw_reward:g}",
-        ]
-        self.message("\n".join(lines))
+        """Show everything the model read and wrote at one step, where anything is shown."""
+        if self._view is not None:
+            self._view.show_step(trajectory_id, step)
 
     def message(self, text: str) -> None:
         """Show a line that stays; nothing when nothing is shown."""
@@ -233,6 +226,18 @@ class ProgressView:
             cells = [f"{label} {form.format(shown[name])}" for name, label, form in _columns(shown)]
             place = f"[{iteration}] {env_steps}/{self._total_steps} steps"
             print("  ".join([place, *cells]), file=self._file, flush=True)
+
+    def show_step(self, trajectory_id: str, step: StepRecord) -> None:
+        """Show everything the model read and wrote at one step, and what came of it."""
+        action = step.action
+        verdict = "valid" if action.valid else f"invalid, {action.reason}"
+        lines = [
+            f"== {trajectory_id}, step {step.step}",
+            *(f"[{message.role}]\n{message.content}" for message in step.prompt.messages),
+            f"[completion]\n{step.completion.text}",
+            f"[action] {action.text!r} ({verdict}), reward {step.raw_reward:g}",
+        ]
+        self.message("\n".join(lines))
 
     def message(self, text: str) -> None:
         """Write a line that stays, above the live panel."""
