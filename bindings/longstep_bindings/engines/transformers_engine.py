@@ -22,6 +22,7 @@ from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.constraint import Constraints, TrieNode
 from longstep_bindings.engines.prompts import PromptTokenizer
 from longstep_bindings.engines.sampling import sample, uniform
+from longstep_bindings.engines.tree_prefill import can_prefill_tree, prefill_tree
 
 if TYPE_CHECKING:
     import torch
@@ -303,7 +304,13 @@ class _Context:
         self._next_B = np.zeros(1, dtype=np.int64)
 
     def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> torch.Tensor:
-        """Logits [B, V] after each sequence; the beginning that all of them share is computed once."""
+        """Logits [B, V] after each sequence; what the sequences share at their beginning is computed once."""
+        if can_prefill_tree(self._model):
+            self._cache = self._new_cache() if self._keep else None
+            logits_BV = prefill_tree(self._model, sequences, self._cache)
+            self._next_B = np.array([len(sequence) for sequence in sequences])
+            self._real_BT = np.arange(self._next_B.max()) < self._next_B[:, None]
+            return logits_BV
         shared = _shared_prefix(sequences)
         if len(sequences) < 2 or shared < MIN_SHARED_PREFIX:
             self._start(len(sequences))

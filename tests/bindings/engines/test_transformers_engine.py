@@ -3,8 +3,10 @@
 import random
 
 import numpy as np
+import peft
 import pytest
 import torch
+import transformers
 
 from longstep.errors import ConfigError
 from longstep.policy import Engine, EnginePolicy
@@ -34,17 +36,45 @@ ACTIONS = ("go north", "go south", "go east", "go", "take key", "open the door")
 WILD = ("go", "go north", "öffne die Tür", "go north now", "左へ行く", "左へ", "go northern")
 
 
+def other_family(name: str, like: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    config = transformers.AutoConfig.for_model(
+        name,
+        vocab_size=like.vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        eos_token_id=like.eos_token_id,
+        pad_token_id=like.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="sdpa"
+        ).eval()
+
+
 def observation(seed: int, num_words: int = 18) -> str:
     player = random.Random(seed)
     words = " ".join(player.choice(WORDS) for _ in range(num_words))
     return f"You play a game of rooms, keys and doors. You see: {words}."
 
 
-@pytest.fixture(scope="module")
-def parts():
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "lora"])
+def parts(request):
+    """The embedded model, and small ones of other families that take other paths through the engine."""
     model, tokenizer = build_embedded(
         [observation(seed) for seed in range(50)], actions=ACTIONS, max_length=256
     )
+    if request.param in ("qwen2", "qwen3"):
+        model = other_family(request.param, model.config)
+    if request.param == "lora":
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+        ).eval()
     with torch.no_grad():  # large enough weights that the distributions are far from uniform
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -229,10 +259,10 @@ class _Counting:
 
     def __init__(self, model):
         self.positions = 0
-        self.handle = model.register_forward_pre_hook(self.count, with_kwargs=True)
+        self.handle = model.get_input_embeddings().register_forward_pre_hook(self.count)
 
-    def count(self, module, args, kwargs):
-        self.positions += kwargs["input_ids"].numel()
+    def count(self, module, args):
+        self.positions += args[0].numel()
 
 
 @pytest.fixture
