@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from longstep.errors import require
 from longstep_trainers.config import RunConfig
 
 __all__ = ["evaluate", "models", "train"]
@@ -21,6 +22,7 @@ def train(arguments: Sequence[str]) -> int:
 
     config = parse_config(arguments, prog="longstep train")
     _set_log_level(config.log_level)
+    _require_torch("longstep train")
     print(f"settings:\n\n{dump_config(config)}", flush=True)
     from longstep_trainers import group
     from longstep_trainers.interrupts import StopRequested
@@ -47,6 +49,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     config = parse_config(arguments, prog="longstep eval")
     _set_log_level(config.log_level)
+    _require_torch("longstep eval")
     from longstep.policy import EnginePolicy
     from longstep.tasks import panel
     from longstep.vector import GroupVectorEnv
@@ -81,6 +84,11 @@ def models(arguments: Sequence[str]) -> int:
     else:
         print(pull_model(options.name, options.to))
     return 0
+
+
+def _require_torch(command: str) -> None:
+    for name in ("torch", "transformers"):
+        require(name, extra="trainers", needed_by=command)
 
 
 def _set_log_level(level: str) -> None:

@@ -19,12 +19,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from longstep._version import __version__
 from longstep.errors import ConfigError, LongstepError, did_you_mean
 
-__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "Command", "main"]
+__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "Command", "load_object", "main"]
 
 Command = Callable[[Sequence[str]], int]
 """A subcommand: takes the arguments after its name, gives the exit code."""
@@ -68,6 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
     places = {**_plugins(), **BUILT_IN}
     parser = argparse.ArgumentParser(
         prog="longstep",
+        usage="longstep [-h] [--version] [--log-level LEVEL] COMMAND ...",
         description="Environments and trainers for LLM agents over tens to hundreds of steps.",
         epilog="`longstep COMMAND --help` explains a command.",
         add_help=False,
@@ -76,10 +77,13 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     parser.add_argument("--version", action="version", version=f"longstep {__version__}")
     parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="WARNING", help="how much to say of what goes on"
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="WARNING",
+        help="how much to say of what goes on; DEBUG shows tracebacks",
     )
-    parser.add_argument("command", nargs="?", help="one of those below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the command")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.help or options.command is None:
         print(parser.format_help() + "\n" + _list_commands(places))
@@ -89,7 +93,7 @@ def _dispatch(arguments: list[str]) -> int:
             f"expected a command, got `{options.command}`; {did_you_mean(options.command, places)}"
         )
     logging.basicConfig(level=options.log_level, format=LOG_FORMAT, handlers=[_StderrHandler()])
-    return _load(places[options.command])(options.arguments)
+    return cast(Command, load_object(places[options.command]))(options.arguments)
 
 
 class _StderrHandler(logging.Handler):
@@ -106,16 +110,17 @@ def _plugins() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _load(place: str) -> Command:
+def load_object(place: str) -> Any:
+    """What `module:attribute` names."""
     module, _, attribute = place.partition(":")
-    return cast(Command, getattr(importlib.import_module(module), attribute))
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _list_commands(places: dict[str, str]) -> str:
     lines = ["commands:"]
     for name in sorted(places):
         try:
-            summary = (inspect.getdoc(_load(places[name])) or "").partition("\n")[0]
+            summary = (inspect.getdoc(load_object(places[name])) or "").partition("\n")[0]
         except (ImportError, AttributeError) as error:
             summary = f"(cannot be loaded: {_one_line(error)})"
         lines.append(f"  {name:<12} {summary}")
