@@ -154,6 +154,21 @@ class Prompt:
         """The contents of all messages, joined by blank lines."""
         return "\n\n".join(message.content for message in self.messages)
 
+    def __eq__(self, other: object) -> bool:
+        """True for a prompt with the same messages, images, length and cuts."""
+        if not isinstance(other, Prompt):
+            return NotImplemented
+        same = (self.messages, self.num_tokens, self.dropped)
+        return (
+            same == (other.messages, other.num_tokens, other.dropped)
+            and len(self.images) == len(other.images)
+            and all(map(np.array_equal, self.images, other.images))
+        )
+
+    def __hash__(self) -> int:
+        """Equal prompts hash alike; the images play no part."""
+        return hash((self.messages, self.num_tokens, self.dropped))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -205,7 +220,7 @@ class Action:
     """What the parser read out of a completion."""
 
     text: str
-    """The action to execute. For an invalid completion, what will be sent to the environment instead."""
+    """The action to execute. For an invalid completion, the beginning of what was read; it is not sent anywhere."""
     valid: bool
     """True when the completion had the required form and, if admissible actions were given, named one."""
     reason: str = ""
