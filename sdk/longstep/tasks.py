@@ -47,7 +47,7 @@ class Panel:
     >>> tasks = tuple(Task(env_id="longstep/KeyDoor-v0", seed=seed) for seed in (3, 4, 5))
     >>> mine = Panel(env_id="longstep/KeyDoor-v0", split="mine", tasks=tasks)
     >>> [len(batch) for batch in mine.batches(2)], mine.sha256[:12]
-    ([2, 1], '')
+    ([2, 1], '68306cb21994')
     """
 
     env_id: str

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.envs.draws import Draws
-from longstep.envs.sokoban_rooms import SokobanRoom, cells_of, make_room
+from longstep.envs.sokoban_rooms import SokobanRoom, cells_of, make_room, require_possible
 from longstep.envs.sokoban_solver import DIRECTIONS, solve
 from longstep.envs.sokoban_tiles import TINY_TILES, draw_tiles
 from longstep.envs.words import WordSpace, require_word
@@ -98,6 +98,7 @@ class SokobanEnv(gymnasium.Env[Any, str]):
             raise ConfigError(f"expected seven different characters, got {symbols!r} at `symbols`")
         if max_steps < 1:
             raise ConfigError(f"expected `max_steps` >= 1, got {max_steps}")
+        require_possible(dim_room, num_boxes, max_pulls)
         height, width = dim_room
         self.dim_room = (int(height), int(width))
         self.num_boxes = num_boxes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from longstep.envs.draws import Draws
 from longstep.errors import ConfigError, EnvError
 
-__all__ = ["SokobanRoom", "cells_of", "flood", "make_room"]
+__all__ = ["SokobanRoom", "cells_of", "flood", "make_room", "require_possible"]
 
 MAX_TRIES = 64
 """Rooms drawn, at most, to find one that is far enough from solved; the farthest is taken then."""
@@ -70,6 +70,19 @@ def flood(start: int, free: int, width: int) -> int:
         reached = grown
 
 
+def require_possible(dim_room: tuple[int, int], num_boxes: int, max_pulls: int | None) -> None:
+    """Raise `ConfigError` when the room is too small for its boxes, or an argument of `make_room` is out of range."""
+    height, width = dim_room
+    num_inner = (height - 2) * (width - 2)
+    if min(height, width) < 4 or num_boxes < 1 or num_inner < 4 * num_boxes:
+        raise ConfigError(
+            f"expected at least 4 inner cells per box and sides of at least 4, got {num_boxes} boxes in "
+            f"{height} x {width} at `dim_room`; make the room larger or take fewer boxes"
+        )
+    if max_pulls is not None and max_pulls < 1:
+        raise ConfigError(f"expected `max_pulls` >= 1 or None, got {max_pulls}")
+
+
 def make_room(
     draws: Draws,
     *,
@@ -90,15 +103,9 @@ def make_room(
         ConfigError: The room is too small for its boxes, or an argument is out of range.
         EnvError: No room was found in 64 tries.
     """
+    require_possible(dim_room, num_boxes, max_pulls)
     height, width = dim_room
     num_inner = (height - 2) * (width - 2)
-    if min(height, width) < 4 or num_boxes < 1 or num_inner < 4 * num_boxes:
-        raise ConfigError(
-            f"expected at least 4 inner cells per box and sides of at least 4, got {num_boxes} boxes in "
-            f"{height} x {width} at `dim_room`; make the room larger or take fewer boxes"
-        )
-    if max_pulls is not None and max_pulls < 1:
-        raise ConfigError(f"expected `max_pulls` >= 1 or None, got {max_pulls}")
     limit = MAX_PULLS_PER_BOX * num_boxes if max_pulls is None else max_pulls
     wanted = min(limit, WANTED_PULLS_PER_BOX * num_boxes)
     farthest: SokobanRoom | None = None
