@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from longstep.credit.advantages import Advantages
 from longstep.credit.diagnostics import Diagnostics
-from longstep.credit.episode_estimators import grpo
+from longstep.credit.episode_estimators import grpo, reinforce_plus_plus, rloo
+from longstep.credit.filters import drop_uniform_groups
+from longstep.credit.graph_estimators import graph
 from longstep.credit.groups import StepGroups, group_steps
+from longstep.credit.history_estimators import hgpo
 from longstep.credit.presets import PRESETS
 from longstep.credit.returns import discounted_returns
 from longstep.credit.step_estimators import gigpo
+from longstep.credit.turns import turn_gae
 
 __all__ = [
     "PRESETS",
@@ -16,7 +20,13 @@ __all__ = [
     "Diagnostics",
     "StepGroups",
     "discounted_returns",
+    "drop_uniform_groups",
     "gigpo",
+    "graph",
     "group_steps",
     "grpo",
+    "hgpo",
+    "reinforce_plus_plus",
+    "rloo",
+    "turn_gae",
 ]

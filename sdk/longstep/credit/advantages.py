@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.credit.diagnostics import Diagnostics
+from longstep.credit.diagnostics import Diagnostics, diagnose
 from longstep.credit.groups import StepGroups
+from longstep.credit.rows import Rows
+from longstep.errors import ConfigError
 
 __all__ = ["Advantages"]
 
@@ -27,3 +29,44 @@ class Advantages:
     """The step groups used; None for estimators without them."""
     diagnostics: Diagnostics
     """What the batch looked like, with plain warnings."""
+
+
+def one_term(
+    rows: Rows,
+    returns_T: NDArray[np.float64],
+    episode: NDArray[np.float64],
+    valid: NDArray[np.bool_] | None,
+) -> Advantages:
+    """The result of an estimator without a step term, from its [M] episode term."""
+    expanded = rows.expand(episode)
+    return Advantages(
+        total=expanded,
+        episode=expanded.copy(),
+        step=np.zeros(rows.num_rows, np.float32),
+        step_groups=None,
+        diagnostics=diagnose(rows, returns_T, valid=valid),
+    )
+
+
+def two_terms(
+    rows: Rows,
+    returns_T: NDArray[np.float64],
+    episode: NDArray[np.float64],
+    step: NDArray[np.float64],
+    omega: float,
+    groups: StepGroups,
+    valid: NDArray[np.bool_] | None,
+) -> Advantages:
+    """`episode + omega * step`, both [M], as a result."""
+    if not np.isfinite(omega):
+        raise ConfigError(f"expected a finite `omega`, got {omega}; 1.0 weighs both terms equally")
+    weighted = omega * step
+    return Advantages(
+        total=rows.expand(episode + weighted),
+        episode=rows.expand(episode),
+        step=rows.expand(step),
+        step_groups=groups.expand(rows.kept, rows.num_rows),
+        diagnostics=diagnose(
+            rows, returns_T, valid=valid, step_groups=groups, terms=(episode, weighted)
+        ),
+    )

@@ -13,7 +13,7 @@ from longstep.credit.rows import Rows
 from longstep.errors import ConfigError
 from longstep.kernels import segments
 
-__all__ = ["Penalty", "episode_returns", "episode_term"]
+__all__ = ["Penalty", "counted_members", "episode_returns", "episode_term"]
 
 Baseline = Literal["trajectory", "row"]
 LoneEpisode = Literal["zero", "raw"]
@@ -63,6 +63,14 @@ class Penalty:
 def episode_returns(rows: Rows, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """[T] undiscounted sum of the rewards of each trajectory."""
     return segments.group_sums(rewards, rows.trajectory, rows.num_trajectories)
+
+
+def counted_members(rows: Rows, baseline: Baseline) -> NDArray[np.int64]:
+    """[E] how many members each episode group counts: its trajectories, or its rows."""
+    if baseline == "row":
+        return np.bincount(rows.group, minlength=rows.num_groups)
+    real = rows.group_of_trajectory[rows.group_of_trajectory >= 0]
+    return np.bincount(real, minlength=rows.num_groups)
 
 
 def episode_term(

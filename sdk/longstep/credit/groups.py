@@ -7,18 +7,22 @@ group: a padding row, or a state that was declared to anchor nothing.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longstep.credit.keys import key_words
-from longstep.credit.rows import bool_column, id_codes
-from longstep.errors import DataError
+from longstep.credit.rows import Rows
+from longstep.errors import ConfigError, DataError
 from longstep.kernels.partition import first_appearance_ids
 
-__all__ = ["StepGroups", "group_steps"]
+__all__ = ["Anchors", "StepGroups", "group_steps"]
+
+Anchors: TypeAlias = ArrayLike | Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,33 +86,106 @@ class StepGroups:
 
 
 def group_steps(
-    state_keys: Any, group_ids: ArrayLike, *, mask: ArrayLike | None = None
+    state_keys: Any,
+    group_ids: ArrayLike,
+    *,
+    trajectory_ids: ArrayLike | None = None,
+    history_length: int = 0,
+    anchors: Anchors | None = None,
+    mask: ArrayLike | None = None,
 ) -> StepGroups:
     """Step groups: rows of one episode group with equal state keys.
 
-    GiGPO (arXiv 2505.10978), equation 6. Exact: 128-bit keys are compared whole.
+    GiGPO (arXiv 2505.10978), equation 6. Exact: keys are compared whole. Linear in the number of rows with compiled
+    kernels, one sort without.
 
     >>> group_steps(["hall", "cave", "hall", "hall"], [0, 0, 0, 1]).ids.tolist()
     [0, 1, 0, 2]
+    >>> group_steps(["hall", "what?", "what?"], [0, 0, 0], anchors=lambda key: key != "what?").ids.tolist()
+    [0, -1, -1]
 
     Args:
         state_keys: [N] 16-byte voids, integers [N] or [N, 2], or a sequence of str, bytes or int.
         group_ids: [N] integers or strings.
+        trajectory_ids: [N] integers or strings; needed for a history.
+        history_length: Number of earlier states of the same trajectory that must be equal too; rows nearer to the
+            start than that must be equally near.
+        anchors: Which states may form a group: [N] booleans, or a function that is called once with each distinct key
+            (a 16-byte void comes as bytes). Other rows are in no group. None means all.
         mask: [N] False for padding rows, which are in no group; None counts all rows.
 
     Raises:
         DataError: Lengths differ.
         UnsupportedTypeError: A key is of a type without a fixed identity.
+        ConfigError: A history without `trajectory_ids`.
     """
     num_rows = len(np.asarray(group_ids))
-    kept = None if mask is None else np.flatnonzero(bool_column("mask", mask, num_rows))
-    codes, _ = id_codes("group_ids", group_ids, num_rows, kept)
-    words = key_words(state_keys, num_rows)
-    ids = group_codes(words if kept is None else words[kept], codes)
-    return ids.expand(kept, num_rows)
+    if trajectory_ids is None:
+        if history_length:
+            raise ConfigError(
+                f"expected `trajectory_ids` with `history_length` {history_length}, got None; "
+                "pass them: a history is that of a trajectory"
+            )
+        trajectory_ids = np.arange(num_rows)
+    rows = Rows.read(np.zeros(num_rows), trajectory_ids, group_ids, mask)
+    groups = group_rows(rows, state_keys, history_length=history_length, anchors=anchors)
+    return groups.expand(rows.kept, num_rows)
 
 
-def group_codes(words: NDArray[np.uint64], group: NDArray[np.int64]) -> StepGroups:
-    """Step groups of [M, W] key words within [M] episode groups."""
-    ids, num_groups = first_appearance_ids(np.column_stack((words, group.astype(np.uint64))))
-    return StepGroups(ids=ids, sizes=np.bincount(ids, minlength=num_groups))
+def group_rows(
+    rows: Rows, state_keys: Any, *, history_length: int = 0, anchors: Anchors | None = None
+) -> StepGroups:
+    """Step groups of the M rows that count; the arguments are those of `group_steps`."""
+    if history_length < 0:
+        raise ConfigError(f"expected `history_length` of 0 or more, got {history_length}")
+    words = key_words(state_keys, rows.num_rows)
+    classes = rows.group
+    if anchors is not None:
+        if callable(anchors):
+            may_anchor = rows.keep(_ask_once_per_key(anchors, state_keys, words))
+        else:
+            may_anchor = rows.bools("anchors", anchors)
+        classes = np.where(may_anchor, rows.group, -1)
+    words = rows.keep(words)
+    if history_length:
+        *_, codes = itertools.islice(history_codes(rows, words), history_length + 1)
+        words = codes.view(np.uint64)[:, None]
+    return group_equal(words, classes)
+
+
+def group_equal(words: NDArray[np.uint64], classes: NDArray[np.int64]) -> StepGroups:
+    """Groups of rows with equal [M, W] words within one of [M] classes; a negative class is in no group."""
+    ids, num_groups = first_appearance_ids(words, classes)
+    return StepGroups(ids=ids, sizes=np.bincount(ids[ids >= 0], minlength=num_groups))
+
+
+def history_codes(rows: Rows, words: NDArray[np.uint64]) -> Iterator[NDArray[np.int64]]:
+    """[M] codes, equal where the last 1, 2, 3 ... states of a trajectory are equal, episode groups apart.
+
+    A row with fewer states than that behind it equals only rows that have as few.
+
+    Args:
+        rows: The checked rows.
+        words: [M, W] key words.
+    """
+    states, _ = first_appearance_ids(words, np.zeros(len(words), np.int64))
+    previous, codes = rows.previous, states
+    is_first = previous < 0
+    while True:
+        yield codes
+        before = np.where(is_first, 0, codes[previous] + 1)
+        codes, _ = first_appearance_ids(states.view(np.uint64)[:, None], before)
+
+
+def _ask_once_per_key(
+    anchors: Callable[[Any], bool], state_keys: Any, words: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """[N] the answers of a predicate on keys."""
+    ids, num_keys = first_appearance_ids(words, np.zeros(len(words), np.int64))
+    answers = np.empty(num_keys, np.bool_)
+    first_rows = np.empty(num_keys, np.int64)
+    first_rows[ids[::-1]] = np.arange(len(ids))[::-1]
+    for number, row in enumerate(first_rows.tolist()):
+        key = state_keys[row]
+        answers[number] = anchors(key.tobytes() if isinstance(key, np.void) else key)
+    return answers[ids]

@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import DataError, UnsupportedTypeError
+from longstep.credit.rows import require_length
+from longstep.errors import UnsupportedTypeError
 
 __all__ = ["key_words"]
 
@@ -31,7 +32,7 @@ def key_words(state_keys: Any, num_rows: int) -> NDArray[np.uint64]:
         array = cast("NDArray[Any]", state_keys)
         words = _array_words(array)
         if words is not None:
-            _require_length(len(words), num_rows)
+            require_length("state_keys", words[:, 0], num_rows)
             return words
         keys = cast("list[Any]", array.tolist())
     elif isinstance(state_keys, (list, tuple)):
@@ -41,8 +42,9 @@ def key_words(state_keys: Any, num_rows: int) -> NDArray[np.uint64]:
             f"expected an array or a sequence in `state_keys`, got {type(state_keys).__name__}; "
             "pass one key per row, such as `longstep.state_key.state_key(observation)`"
         )
-    _require_length(len(keys), num_rows)
-    return _sequence_words(keys)
+    words = _sequence_words(keys)
+    require_length("state_keys", words[:, 0], num_rows)
+    return words
 
 
 def _array_words(keys: NDArray[Any]) -> NDArray[np.uint64] | None:
@@ -72,11 +74,3 @@ def _sequence_words(keys: list[Any]) -> NDArray[np.uint64]:
     numbers: dict[Any, int] = {}
     codes = [numbers.setdefault(key, len(numbers)) for key in keys]
     return np.array(codes, np.uint64).reshape(-1, 1)
-
-
-def _require_length(num_keys: int, num_rows: int) -> None:
-    if num_keys != num_rows:
-        raise DataError(
-            f"expected {num_rows} rows in `state_keys`, as in `rewards`, got {num_keys}; "
-            f"the first row without a partner is row {min(num_keys, num_rows)}"
-        )

@@ -45,10 +45,12 @@ def discounted_returns(
 
 def returns_of(rows: Rows, rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     """[M] discounted returns of checked rows under the given [M] rewards."""
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"expected `gamma` in [0, 1], got {gamma}; pass a discount per step")
-    if rows.order is None:
-        return segments.discounted_returns(rewards, rows.offsets, gamma)
-    returns = np.empty_like(rewards)
-    returns[rows.order] = segments.discounted_returns(rewards[rows.order], rows.offsets, gamma)
-    return returns
+    require_discount("gamma", gamma)
+    in_time = rows.in_time_order(rewards)
+    return rows.in_row_order(segments.discounted_returns(in_time, rows.offsets, gamma))
+
+
+def require_discount(name: str, value: float) -> None:
+    """Raise a `ConfigError` unless a discount is in [0, 1]."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"expected `{name}` in [0, 1], got {value}; it is a factor per step")

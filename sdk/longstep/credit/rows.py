@@ -10,14 +10,16 @@ Shapes: N rows of the caller, M rows that count, T trajectories, E episode group
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from longstep.errors import DataError
 
-__all__ = ["Rows", "bool_column", "float_column", "id_codes"]
+__all__ = ["Rows", "bool_column", "float_column", "id_codes", "require_finite", "require_length"]
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,17 +99,55 @@ class Rows:
         """T, codes that no row has included."""
         return len(self.group_of_trajectory)
 
+    @property
+    def previous(self) -> NDArray[np.intp]:
+        """[M] position of the step before each row in its trajectory; -1 at its first step."""
+        num_rows = len(self.rewards)
+        starts = self.offsets[:-1][np.diff(self.offsets) > 0]
+        if self.order is None:
+            previous = np.arange(-1, num_rows - 1)
+            previous[starts] = -1
+            return previous
+        previous = np.empty(num_rows, np.intp)
+        previous[self.order[1:]] = self.order[:-1]
+        previous[self.order[starts]] = -1
+        return previous
+
+    @property
+    def step(self) -> NDArray[np.int64]:
+        """[M] position of each row in its trajectory, from 0."""
+        steps = np.arange(len(self.rewards)) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        return steps if self.order is None else self.in_row_order(steps)
+
+    def in_time_order(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """[M] the same values trajectory by trajectory, each in order of time."""
+        return values if self.order is None else values[self.order]
+
+    def in_row_order(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """[M] values that stand trajectory by trajectory, back in the order of the rows."""
+        if self.order is None:
+            return values
+        result = np.empty_like(values)
+        result[self.order] = values
+        return result
+
+    def caller_row(self, at: int) -> int:
+        """The caller's number of a row that counts."""
+        return at if self.kept is None else int(self.kept[at])
+
+    def keep(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """[M, ...] the rows that count of [N, ...]."""
+        return values if self.kept is None else values[self.kept]
+
     def floats(self, name: str, values: ArrayLike) -> NDArray[np.float64]:
         """[M] one more column of finite numbers, given as [N]."""
-        column = float_column(name, values, self.num_rows)
-        column = column if self.kept is None else column[self.kept]
+        column = self.keep(float_column(name, values, self.num_rows))
         require_finite(name, column, self.kept)
         return column
 
     def bools(self, name: str, values: ArrayLike) -> NDArray[np.bool_]:
         """[M] one more column of booleans, given as [N]."""
-        column = bool_column(name, values, self.num_rows)
-        return column if self.kept is None else column[self.kept]
+        return self.keep(bool_column(name, values, self.num_rows))
 
     def expand(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """[N] float32 of the caller's rows from [M] values; padding gets 0."""
@@ -124,14 +164,14 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
         column = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"expected numbers in `{name}`, got {error}; pass one per row") from error
-    _require_length(name, column, num_rows)
-    return column
+    require_length(name, column, num_rows)
+    return np.ascontiguousarray(column)
 
 
 def bool_column(name: str, values: ArrayLike, num_rows: int) -> NDArray[np.bool_]:
     """[N] booleans of an argument, or a `DataError` that names it; the numbers 0 and 1 serve as well."""
     column = np.asarray(values)
-    _require_length(name, column, num_rows)
+    require_length(name, column, num_rows)
     if column.dtype.kind == "b":
         return column
     if column.size and (column.dtype.kind not in "iuf" or not np.isin(column, (0, 1)).all()):
@@ -155,7 +195,7 @@ def id_codes(
         kept: [M] rows to keep; None keeps all.
     """
     column = np.asarray(ids)
-    _require_length(name, column, num_rows)
+    require_length(name, column, num_rows)
     if column.size and column.dtype.kind not in "iuUSO":
         raise DataError(
             f"expected integers or strings in `{name}`, got {column.dtype}; number them"
@@ -164,7 +204,7 @@ def id_codes(
     if not column.size:
         return np.zeros(0, np.int64), 0
     if column.dtype.kind in "iu" and column.min() >= 0 and column.max() <= 2 * column.size:
-        return column.astype(np.int64, copy=False), int(column.max()) + 1
+        return np.ascontiguousarray(column, np.int64), int(column.max()) + 1
     if column.dtype.kind == "O":
         numbers: dict[Any, int] = {}
         codes = [numbers.setdefault(value, len(numbers)) for value in column.tolist()]
@@ -187,7 +227,7 @@ def require_finite(
         )
 
 
-def _require_length(name: str, column: NDArray[Any], num_rows: int | None) -> None:
+def require_length(name: str, column: NDArray[Any], num_rows: int | None) -> None:
     if column.ndim != 1:
         raise DataError(
             f"expected one value per row in `{name}`, got an array of shape {column.shape}; "
@@ -196,7 +236,7 @@ def _require_length(name: str, column: NDArray[Any], num_rows: int | None) -> No
     if num_rows is not None and len(column) != num_rows:
         at = min(len(column), num_rows)
         raise DataError(
-            f"expected {num_rows} rows in `{name}`, as in `rewards`, got {len(column)}; "
+            f"expected {num_rows} rows in `{name}`, as in the arguments before it, got {len(column)}; "
             f"the first row without a partner is row {at}"
         )
 

@@ -1,0 +1,93 @@
+"""The step term: returns compared among steps in the same state."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstep.credit.groups import Anchors, StepGroups, group_rows
+from longstep.credit.relative import GroupStatistics, Normalization, require_choice
+from longstep.credit.rows import Rows, require_length
+from longstep.errors import ConfigError, DataError
+from longstep.kernels import segments
+from longstep.kernels.partition import first_appearance_ids
+
+__all__ = ["Repeats", "given_or_grouped", "step_term"]
+
+Repeats: TypeAlias = Literal["all", "first", "mean"]
+
+
+def given_or_grouped(
+    rows: Rows,
+    state_keys: Any,
+    step_groups: StepGroups | None,
+    history_length: int = 0,
+    anchors: Anchors | None = None,
+) -> StepGroups:
+    """Step groups of the M rows that count: the caller's, or those of the state keys."""
+    if step_groups is None:
+        if state_keys is None:
+            raise ConfigError("expected `state_keys` or `step_groups`, got neither; pass one")
+        return group_rows(rows, state_keys, history_length=history_length, anchors=anchors)
+    if history_length or anchors is not None:
+        raise ConfigError(
+            "expected no `history_length` and no `anchors` beside `step_groups`; "
+            "apply them where the groups are made, as in `group_steps`"
+        )
+    require_length("step_groups", step_groups.ids, rows.num_rows)
+    groups = step_groups
+    if rows.kept is not None:
+        groups = StepGroups.from_labels(step_groups.ids[rows.kept])
+    in_group = groups.ids >= 0
+    group_of = np.zeros(groups.num_groups, np.int64)
+    group_of[groups.ids[in_group]] = rows.group[in_group]
+    astray = np.flatnonzero(in_group & (group_of[groups.ids] != rows.group))
+    if len(astray):
+        raise DataError(
+            f"expected each of the `step_groups` inside one episode group, got step group "
+            f"{groups.ids[astray[0]]} in several at row {rows.caller_row(int(astray[0]))}; "
+            "group with the same `group_ids`"
+        )
+    return groups
+
+
+def step_term(
+    rows: Rows,
+    returns: NDArray[np.float64],
+    groups: StepGroups,
+    *,
+    how: Normalization,
+    min_size: int = 2,
+    repeats: Repeats = "all",
+) -> NDArray[np.float64]:
+    """[M] each row's return relative to its step group (GiGPO equation 7); 0 in groups below `min_size`.
+
+    Args:
+        rows: The checked rows.
+        returns: [M] discounted return of each row.
+        groups: Step groups of the M rows.
+        how: The divisor.
+        min_size: Smallest number of members that is compared, at least 2.
+        repeats: Members are `all` rows, the `first` of each trajectory, or the `mean` over each trajectory's rows.
+    """
+    require_choice("repeats", repeats, ("all", "first", "mean"))
+    if min_size < 2:
+        raise ConfigError(
+            f"expected `inner_group_size` of 2 or more, got {min_size}; one member has no mean to beat"
+        )
+    values, ids = returns, groups.ids
+    if repeats != "all":
+        visits, num_visits = first_appearance_ids(
+            rows.trajectory.view(np.uint64)[:, None], groups.ids
+        )
+        in_group = visits >= 0
+        first = np.empty(num_visits, np.intp)
+        first[visits[in_group][::-1]] = np.flatnonzero(in_group)[::-1]
+        values, ids = returns[first], groups.ids[first]
+        if repeats == "mean":
+            sums = segments.group_sums(returns[in_group], visits[in_group], num_visits)
+            values = sums / np.bincount(visits[in_group], minlength=num_visits)
+    statistics = GroupStatistics.of(values, ids, groups.num_groups)
+    return statistics.relative(returns, groups.ids, how, min_size=min_size)
