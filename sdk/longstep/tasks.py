@@ -246,8 +246,9 @@ class _Starts:
             from longstep.registration import make
 
             self._env = make(self._env_id, **self._env_kwargs)
-        _, info = self._env.reset(seed=seed, options=None if options is None else dict(options))
-        return info["state_key"]
+        raw = self._env.env  # without the prompt, which plays no part in where an episode starts
+        observation, _ = raw.reset(seed=seed, options=None if options is None else dict(options))
+        return self._env.state_key(observation)
 
     def close(self) -> None:
         """Close the environment."""
