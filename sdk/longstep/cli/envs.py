@@ -100,15 +100,11 @@ def _summary(name: str) -> str:
 
 
 def _show(name: str, kwargs: dict[str, Any], seed: int) -> None:
-    from longstep.registration import make, registry
+    from longstep.registration import registry
 
-    env = make(name, **kwargs)
+    env = _make(name, kwargs)
     try:
         _, info = env.reset(seed=seed)
-    except TypeError as error:
-        raise ConfigError(
-            f"expected arguments that `{name}` takes, got {kwargs}; {error}"
-        ) from None
     finally:
         env.close()
     if name in registry:

@@ -1,0 +1,109 @@
+"""What the distribution promises: one version, the licence, the commands, and a README that works."""
+
+import importlib
+import re
+import runpy
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import longstep
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("longstep", "longstep_adapters", "longstep_bindings", "longstep_trainers")
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def readme_blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_version_is_the_same_everywhere() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == longstep.__version__ == metadata.version("longstep")
+
+
+def test_licence_is_the_full_text_that_the_metadata_names() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert project()["project"]["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_is_typed_and_says_what_it_is(name: str) -> None:
+    package = importlib.import_module(name)
+    assert package.__doc__
+    assert Path(str(package.__file__)).with_name("py.typed").is_file()
+
+
+def test_every_source_root_is_packaged_checked_and_ordered() -> None:
+    settings = project()["tool"]
+    roots = {
+        path.split("/")[1] for path in settings["hatch"]["build"]["targets"]["wheel"]["packages"]
+    }
+    assert roots == set(PACKAGES)
+    assert set(settings["check-wheel-contents"]["toplevel"]) == set(PACKAGES)
+    assert set(settings["importlinter"]["root_packages"]) == set(PACKAGES)
+    assert set(settings["ruff"]["lint"]["isort"]["known-first-party"]) == set(PACKAGES)
+
+
+def test_entry_points_lead_to_something() -> None:
+    points = project()["project"]["entry-points"]["longstep.commands"]
+    places = [*points.values(), *project()["project"]["scripts"].values()]
+    for place in places:
+        module, _, name = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_every_extra_that_an_error_names_exists() -> None:
+    extras = set(project()["project"]["optional-dependencies"])
+    named = {
+        extra
+        for folder in ("sdk", "bindings", "adapters", "reference_trainers")
+        for path in (ROOT / folder).rglob("*.py")
+        for extra in re.findall(r'extra="([a-z_-]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert named <= extras
+
+
+def test_extra_all_holds_every_extra_that_runs_anywhere() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    inside = set(re.findall(r"[a-z]+", extras["all"][0].partition("[")[2]))
+    assert inside == set(extras) - {"all", "vllm"}
+
+
+def test_readme_names_the_two_commands_and_every_extra_it_offers() -> None:
+    commands = "\n".join(readme_blocks("bash"))
+    assert "make demo" in commands
+    assert "make test" in commands
+    offered = set(re.findall(r'"longstep\[([a-z]+)\]"', commands))
+    assert offered <= set(project()["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_readme_example_runs(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(readme_blocks("python")[number], encoding="utf-8")
+    try:
+        runpy.run_path(str(script))
+    finally:
+        if "my/Corridor-v0" in longstep.registry:
+            longstep.registry.remove("my/Corridor-v0")
+    shown = capsys.readouterr().out
+    assert ("place" if number == 0 else "1.") in shown
+
+
+def test_readme_has_as_many_examples_as_are_run() -> None:
+    assert len(readme_blocks("python")) == 2
