@@ -29,9 +29,14 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# A word with the space before it; a mark with the line end or the space after it; an opening bracket with the space
-# before it; line ends; any other character by itself, so that a drawn grid keeps one token for each cell.
-SPLIT = r" ?[\p{L}\p{N}_]+|[.,:;!?]\n+|[.,:;!?*-] (?=[\p{L}\p{N}_]|$)| [(\[<](?=[\p{L}\p{N}_])|\n+|[\s\S]"
+# A word, perhaps capitalised, with the space before it; a mark with the spaces or the line end around it; an opening
+# bracket with the space before it; line ends; any other character by itself, capitals in a row too: so a drawn grid
+# keeps one token for each cell.
+_LOWER = r"[\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}\p{N}]"
+SPLIT = (
+    rf" ?\p{{Lu}}?{_LOWER}+| ?[.,:;!?]\n+| ?[.,:;!?*-] (?=[\p{{L}}\p{{N}}]|$)| [(\[<](?=[\p{{L}}\p{{N}}])"
+    r"|\n+|[\s\S]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
