@@ -1,0 +1,331 @@
+"""The server's IO thread: it owns the socket and every session's book.
+
+It reads heads, keeps books, enforces deadlines and sends. It never runs a service's code and never decodes a body, so a
+hanging or crashing method cannot silence it. Workers get calls through a queue and `post` what became of them; only
+this thread touches socket and books, so neither needs a lock.
+
+A message that could not be sent is not kept for later: its answer stays in the book, and the client's next heartbeat
+shows that it is still missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import queue
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Literal
+
+import zmq
+
+from longstep.errors import (
+    ConfigError,
+    DeadlineError,
+    LongstepError,
+    ProtocolError,
+    RegistryError,
+    SessionLostError,
+    did_you_mean,
+)
+from longstep_bindings.calls import Call, Service, Session
+from longstep_bindings.failures import Failure
+from longstep_bindings.heads import Head, Kind, WrongVersionError, pack_head, unpack_head
+from longstep_bindings.limits import Limits
+from longstep_bindings.sessions import Book
+from longstep_bindings.terms import Terms
+from longstep_bindings.transport import receive, send
+from longstep_bindings.waker import Waker
+from longstep_bindings.wire import encode
+
+__all__ = ["Hub", "Job"]
+
+Job = tuple[Literal["call"], Call] | tuple[Literal["close"], Session] | None
+"""What a worker does next: execute a call, close a session, or (None) end."""
+_TICK_S = 0.1
+_NEVER_LOST = "the server does not know this session: it restarted, or gave the client up"
+
+
+class Hub:
+    """Between the socket and the workers."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], service: Service, terms: Terms, limits: Limits
+    ) -> None:
+        """Args:
+        socket: A bound ROUTER socket, used by nobody else while `run` runs.
+        service: Asked for its name, version and methods only.
+        terms: What each client is granted.
+        limits: Largest message taken in or sent.
+        """
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.waker = Waker()
+        self.num_refused_messages = 0
+        self._socket = socket
+        self._service = service
+        self._terms = terms
+        self._limits = limits
+        self._books: dict[bytes, Book] = {}
+        """Open sessions by token."""
+        self._owners: dict[int, Book] = {}
+        """Every session whose `close_session` has not been asked for, by number."""
+        self._numbers = itertools.count(1)
+        self._deadlines: list[tuple[float, int, Call]] = []
+        self._events: deque[tuple[Call, list[bytes] | Failure | None]] = deque()
+
+    # ---- called by workers and by whoever answers a deferred call ----
+
+    def answer(self, call: Call, value: Any, failure: Failure | None) -> None:
+        """Take the outcome of `call`; the first one counts."""
+        outcome: list[bytes] | Failure
+        try:
+            outcome = failure or encode(value, self._limits)
+        except LongstepError as error:
+            outcome = Failure.of(error)
+        self._post(call, outcome)
+
+    def returned(self, call: Call) -> None:
+        """Take note that the method of `call` has returned: the session's next call may start."""
+        self._post(call, None)
+
+    def _post(self, call: Call, outcome: list[bytes] | Failure | None) -> None:
+        self._events.append((call, outcome))
+        self.waker.wake()
+
+    # ---- the loop ----
+
+    def run(self, stopping: threading.Event) -> None:
+        """Serve until `stopping` is set and the waker woken, then say goodbye to every client."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self.waker.fileno(), zmq.POLLIN)
+        tick_at = time.monotonic() + _TICK_S
+        while not stopping.is_set():
+            due = min(tick_at, self._deadlines[0][0]) if self._deadlines else tick_at
+            ready = dict(poller.poll(max(0, int((due - time.monotonic()) * 1000) + 1)))
+            if self.waker.fileno() in ready:
+                self.waker.clear()
+            self._take_events()
+            if self._socket in ready:
+                self._take_messages()
+            now = time.monotonic()
+            self._expire(now)
+            if now >= tick_at:
+                self._drop_silent(now)
+                tick_at = now + _TICK_S
+        self._take_events()
+        for book in self._books.values():
+            self._send(book, pack_head(Kind.BYE, book.token, "the server stops"))
+
+    def idle_sessions(self) -> list[Session]:
+        """Sessions that are open and in no method; to be closed by the caller once `run` has returned."""
+        return [book.session for book in self._owners.values() if book.running is None]
+
+    def _take_events(self) -> None:
+        while self._events:
+            call, outcome = self._events.popleft()
+            book = self._owners.get(call.session.number)
+            if book is None:
+                continue
+            if outcome is not None:
+                if book.is_open(call):
+                    self._keep_answer(book, call, outcome)
+                continue
+            book.running = None
+            if book.dropped:
+                self._ask_to_close(book)
+            else:
+                self._advance(book)
+
+    def _take_messages(self) -> None:
+        for _ in range(100):  # then look at outcomes and deadlines again
+            route = b""
+            try:
+                route, frames = receive(self._socket, self._limits, routed=True)
+                self._take_message(route, unpack_head(bytes(frames[0])), frames[1:])
+            except zmq.Again:
+                return
+            except WrongVersionError as error:
+                self.num_refused_messages += 1
+                self._refuse(route, error.token, error)
+            except ProtocolError:
+                self.num_refused_messages += 1
+
+    def _take_message(self, route: bytes, head: Head, frames: list[bytes | memoryview]) -> None:
+        if head.kind is Kind.HELLO:
+            self._hello(route, head)
+            return
+        book = self._books.get(head.token)
+        if book is None:
+            if head.kind is not Kind.BYE:
+                self._send_to(route, [pack_head(Kind.LOST, head.token, _NEVER_LOST)])
+            return
+        book.route, book.heard_at = route, time.monotonic()
+        if head.kind is Kind.REQUEST:
+            self._request(book, head, frames)
+        elif head.kind is Kind.PING:
+            self._ping(book, head)
+        elif head.kind is Kind.CANCEL:
+            book.forget(head.fields[0])
+            self._advance(book)
+        elif head.kind is Kind.BYE:
+            self._drop(book)
+        else:
+            raise ProtocolError(f"expected a message from a client, got {head.kind.name}")
+
+    # ---- sessions ----
+
+    def _hello(self, route: bytes, head: Head) -> None:
+        book = self._books.get(head.token)
+        if book is None:
+            try:
+                book = self._open(route, head)
+            except LongstepError as error:
+                self._refuse(route, head.token, error)
+                return
+        book.route, book.heard_at = route, time.monotonic()
+        welcome = {
+            "service": self._service.name,
+            "service_version": self._service.version,
+            "methods": sorted(self._service.methods),
+            "pid": os.getpid(),
+            "num_credits": self._terms.num_credits,
+            "heartbeat_ms": int(self._terms.heartbeat_s * 1000),
+            "lost_after_ms": int(self._terms.lost_after_s * 1000),
+            "limits": asdict(self._limits),
+        }
+        self._send(book, pack_head(Kind.WELCOME, head.token, welcome))
+
+    def _open(self, route: bytes, head: Head) -> Book:
+        asked: dict[str, Any] = head.fields[0]
+        name = asked.get("name")
+        if type(name) is not str or not 0 < len(name) <= 200:
+            raise ProtocolError("expected a name of 1 to 200 characters in HELLO")
+        offered = (self._service.name, self._service.version)
+        if (asked.get("service"), asked.get("service_version")) != offered:
+            raise ConfigError(
+                f"expected a client of `{offered[0]}` version {offered[1]}, got one of "
+                f"{asked.get('service')!r:.80} version {asked.get('service_version')!r:.40}; "
+                "check the address, or install the same version on both sides"
+            )
+        if any(book.session.name == name for book in self._books.values()):
+            raise ConfigError(
+                f"expected a client name that is not in use, got `{name}`; choose another, or "
+                f"wait {self._terms.lost_after_s:g} s if its owner died"
+            )
+        if len(self._books) >= self._terms.max_sessions:
+            raise ConfigError(f"expected at most {self._terms.max_sessions} clients, got one more")
+        session = Session(next(self._numbers), name)
+        book = Book(session, head.token, route, self._terms.num_credits)
+        self._books[head.token] = self._owners[session.number] = book
+        return book
+
+    def _drop(self, book: Book) -> None:
+        """The client is gone: withdraw its calls, close the session once no method runs."""
+        del self._books[book.token]
+        book.dropped = True
+        for seq in book.here:
+            book.forget(seq)
+        if book.running is None:
+            self._ask_to_close(book)
+        else:
+            book.running.cancelled = True
+
+    def _ask_to_close(self, book: Book) -> None:
+        del self._owners[book.session.number]
+        self.jobs.put(("close", book.session))
+
+    def _drop_silent(self, now: float) -> None:
+        for book in list(self._books.values()):
+            if now - book.heard_at > self._terms.lost_after_s:
+                self._drop(book)
+
+    # ---- requests ----
+
+    def _request(self, book: Book, head: Head, frames: list[bytes | memoryview]) -> None:
+        seq, upto, open_seqs, remaining_ms, method = head.fields
+        book.settle(upto, open_seqs)
+        if seq in book.answers:
+            self._send_answer(book, seq)
+        elif book.is_new(seq, open_seqs):
+            deadline = time.monotonic() + remaining_ms / 1000
+            call = Call(book.session, seq, method, deadline, frames, self.answer)
+            book.add(call, open_seqs)
+            if method not in self._service.methods:
+                hint = did_you_mean(method, self._service.methods)
+                said = f"expected a method of `{self._service.name}`, got `{method:.200}`; {hint}"
+                self._keep_answer(book, call, Failure.of(RegistryError(said)))
+            elif book.lost:
+                self._keep_answer(book, call, Failure.of(SessionLostError(book.lost)))
+            else:
+                heapq.heappush(self._deadlines, (deadline, id(call), call))
+        self._advance(book)
+
+    def _ping(self, book: Book, head: Head) -> None:
+        number, upto, open_seqs = head.fields
+        book.settle(upto, open_seqs)
+        long_ago = time.monotonic() - self._terms.heartbeat_s / 2
+        for seq in [seq for seq, (sent_at, _) in book.answers.items() if sent_at < long_ago]:
+            self._send_answer(book, seq)
+        self._send(book, pack_head(Kind.PONG, book.token, number, book.here))
+        self._advance(book)
+
+    def _advance(self, book: Book) -> None:
+        call = book.next_call()
+        if call is not None:
+            self.jobs.put(("call", call))
+
+    def _keep_answer(self, book: Book, call: Call, outcome: list[bytes] | Failure) -> None:
+        if isinstance(outcome, Failure):
+            said = (outcome.kind, outcome.message, outcome.where)
+            frames = [pack_head(Kind.ERROR, book.token, call.seq, *said)]
+        else:
+            frames = [pack_head(Kind.REPLY, book.token, call.seq), *outcome]
+        book.answer(call, frames)
+        self._send_answer(book, call.seq)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            call = heapq.heappop(self._deadlines)[2]
+            book = self._owners.get(call.session.number)
+            if book is None or not book.is_open(call):
+                continue
+            call.cancelled = True
+            if book.running is call:
+                self._overrun(book, call)
+            elif book.is_waiting(call):
+                said = f"`{call.method}` was not executed: its deadline passed while it waited its turn"
+                self._keep_answer(book, call, Failure.of(DeadlineError(said)))
+            else:
+                said = f"`{call.method}` gave no answer within its deadline"
+                self._keep_answer(book, call, Failure.of(DeadlineError(said)))
+
+    def _overrun(self, book: Book, call: Call) -> None:
+        """A running method cannot be stopped: report it, and execute nothing more on what it may be changing."""
+        said = f"`{call.method}` still ran at its deadline; the session's state is unknown now"
+        self._keep_answer(book, call, Failure.of(DeadlineError(said)))
+        book.lost = f"an earlier call of {said}; open a new session"
+        for waiting in book.waiting_calls():
+            self._keep_answer(book, waiting, Failure.of(SessionLostError(book.lost)))
+
+    # ---- sending ----
+
+    def _send_answer(self, book: Book, seq: int) -> None:
+        frames = book.answers[seq][1]
+        book.answers[seq] = (time.monotonic(), frames)
+        self._send_to(book.route, frames)
+
+    def _send(self, book: Book, head: bytes) -> None:
+        self._send_to(book.route, [head])
+
+    def _refuse(self, route: bytes, token: bytes, error: Exception) -> None:
+        failure = Failure.of(error)
+        self._send_to(route, [pack_head(Kind.REFUSED, token, failure.kind, failure.message)])
+
+    def _send_to(self, route: bytes, frames: list[bytes]) -> None:
+        with suppress(zmq.ZMQError):  # full or gone: see the module's last paragraph
+            send(self._socket, [route, *frames])

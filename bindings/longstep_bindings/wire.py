@@ -1,0 +1,182 @@
+"""One value as the frames of a message, and back: msgpack for structure, raw frames for arrays, limits for both.
+
+`encode(value)` gives `[body, raw frame, ...]`, `decode(frames)` the equal value: None, bool, int of 64 bits, float, str,
+bytes, list, tuple, set, frozenset, dict, numpy scalars and arrays of numbers, in any nesting; keys of dicts and members
+of sets are scalars. Types come back as they went, except: subclasses (an IntEnum, an OrderedDict) as the built-in type
+they refine, bytearray and memoryview as bytes, arrays read-only.
+
+What cannot travel is an error on the sender that names the place, such as `$.infos[3].score`. What a peer sends wrongly
+is a `ProtocolError`, whatever it is. Nothing is evaluated, and there is no pickle.
+
+The bytes are specified in PROTOCOL.md. This module and its neighbours `scan` and `arrays` are the only ones to touch
+the untyped msgpack package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from longstep.errors import ProtocolError, UnsupportedTypeError
+from longstep_bindings.arrays import ArrayReader, pack_array
+from longstep_bindings.limits import DEFAULT_LIMITS, Limits
+from longstep_bindings.scan import check_body
+from longstep_bindings.structure import as_plain, check_structure, complaint, is_scalar
+
+__all__ = ["check_frame_sizes", "decode", "encode"]
+
+_MARK = 3
+"""Ext code of the first element of an array that is not a list; its payload says what it is."""
+_MARKS: dict[type, Any] = {
+    tuple: msgpack.ExtType(_MARK, b"t"),
+    set: msgpack.ExtType(_MARK, b"s"),
+    frozenset: msgpack.ExtType(_MARK, b"f"),
+}
+_MARK_BYTES = b"\xd4\x03"
+_NAN_STARTS = (b"\xcb\x7f", b"\xcb\xff")
+"""How msgpack begins a NaN, and also an infinity and numbers near it; never part of UTF-8 text."""
+
+
+def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
+    """The frames of `value`: the body, then one frame per large array.
+
+    Raises:
+        UnsupportedTypeError: A value cannot travel: its type, its size or NaN; the message names where it stands.
+    """
+    frames: list[bytes] = []
+    pack = msgpack.Packer(strict_types=True, default=lambda item: _special(item, frames)).pack
+    try:
+        check_structure(value, limits)
+        body = pack(value)
+    except Exception as error:  # several unrelated classes, none of which names the place
+        said = _complain(value, limits) or f"expected a value that can travel, got {error!r:.200}"
+        raise UnsupportedTypeError(said) from None
+    if any(start in body for start in _NAN_STARTS):
+        said = _complain(value, limits)
+        if said:
+            raise UnsupportedTypeError(said)
+    encoded = [body, *frames]
+    try:
+        check_frame_sizes(encoded, limits)
+    except ProtocolError as error:
+        raise UnsupportedTypeError(f"{error}; send less at once, or raise the limits") from None
+    return encoded
+
+
+def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS) -> Any:
+    """The value of a message's body and raw frames.
+
+    Raises:
+        ProtocolError: The frames are not what `encode` makes, or exceed the limits. No other error is raised.
+    """
+    if not frames:
+        raise ProtocolError("expected a body frame, got none")
+    check_frame_sizes(frames, limits)
+    body = bytes(frames[0])
+    check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
+    reader = ArrayReader(frames[1:])
+    marked = _MARK_BYTES in body
+    try:
+        value = msgpack.unpackb(
+            body,
+            ext_hook=(lambda *ext: _read_ext(reader, *ext)) if marked else reader.read,
+            list_hook=_unmark if marked else None,
+            object_hook=_check_map if marked else None,
+            strict_map_key=False,
+            timestamp=1,
+        )
+        if marked and type(value) is _Mark:
+            raise ProtocolError("expected a value, got a bare mark")
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack and numpy raise several unrelated classes
+        raise ProtocolError(f"expected a valid body, got {type(error).__name__}") from None
+    reader.finish()
+    return value
+
+
+def check_frame_sizes(frames: Sequence[bytes | memoryview], limits: Limits) -> None:
+    """Raise `ProtocolError` when the body or a raw frame, or their number, exceeds the limits."""
+    num_raw, sizes = len(frames) - 1, [len(frame) for frame in frames]
+    if num_raw > limits.max_frames:
+        raise ProtocolError(f"expected at most {limits.max_frames} raw frames, got {num_raw}")
+    if sizes[0] > limits.max_body_bytes:
+        raise ProtocolError(
+            f"expected a body of at most {limits.max_body_bytes} bytes, got {sizes[0]}"
+        )
+    if num_raw and max(sizes[1:]) > limits.max_frame_bytes:
+        raise ProtocolError(
+            f"expected raw frames of at most {limits.max_frame_bytes} bytes, got {max(sizes[1:])}"
+        )
+    if sum(sizes) > limits.max_message_bytes:
+        raise ProtocolError(
+            f"expected a message of at most {limits.max_message_bytes} bytes, got {sum(sizes)}"
+        )
+
+
+def _special(item: Any, frames: list[bytes]) -> Any:
+    """What msgpack is to pack instead of a value that it does not know."""
+    plain = as_plain(item)
+    kind = type(plain)
+    if kind in _MARKS:
+        # equal sets give equal bytes, whatever order their members hash in
+        members = plain if kind is tuple else sorted(plain, key=lambda key: (str(type(key)), key))
+        return [_MARKS[kind], *members]
+    if isinstance(plain, np.ndarray | np.generic):
+        if isinstance(plain, np.inexact) and plain != plain:
+            raise UnsupportedTypeError("expected a number, got NaN")
+        return pack_array(plain, frames)
+    if kind is type(item):
+        raise UnsupportedTypeError(f"expected a type that can travel, got {kind.__name__}")
+    return plain
+
+
+def _complain(value: Any, limits: Limits) -> str | None:
+    def pack_leaf(leaf: Any) -> None:
+        msgpack.packb(leaf, strict_types=True, default=lambda item: _special(item, []))
+
+    return complaint(value, limits, pack_leaf)
+
+
+class _Mark:
+    """Stands at the head of a decoded list that was something else; never leaves this module."""
+
+    __slots__ = ("kind",)
+    __hash__ = None  # type: ignore[assignment]  # so that it cannot be a key
+
+    def __init__(self, kind: bytes) -> None:
+        self.kind = kind
+
+
+def _read_ext(reader: ArrayReader, code: int, payload: bytes) -> Any:
+    return _Mark(payload) if code == _MARK else reader.read(code, payload)
+
+
+def _check_map(items: dict[Any, Any]) -> dict[Any, Any]:
+    if not all(map(is_scalar, items)):
+        raise ProtocolError("expected the keys of a map to be scalars")
+    if _Mark in set(map(type, items.values())):
+        raise ProtocolError("expected a mark only as the first element of an array")
+    return items
+
+
+def _unmark(items: list[Any]) -> Any:
+    """The tuple or set that a marked list stands for; other lists as they are."""
+    kind = items.pop(0).kind if items and type(items[0]) is _Mark else b""
+    if _Mark in set(map(type, items)):
+        raise ProtocolError("expected a mark only as the first element of an array")
+    if kind == b"":
+        return items
+    if kind == b"t":
+        return tuple(items)
+    if kind not in (b"s", b"f"):
+        raise ProtocolError(f"expected mark t, s or f, got {kind[:16]!r}")
+    if not all(map(is_scalar, items)):
+        raise ProtocolError("expected the members of a set to be scalars")
+    members = set(items) if kind == b"s" else frozenset(items)
+    if len(members) != len(items):
+        raise ProtocolError("expected the members of a set to differ")
+    return members
