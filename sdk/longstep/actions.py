@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from longstep.errors import ConfigError
-from longstep.tool_calls import JsonParser, ToolCallParser
 from longstep.reading import invalid, match
+from longstep.tool_calls import JsonParser, ToolCallParser
 from longstep.types import Action
 
 __all__ = [
@@ -117,7 +117,7 @@ class TagParser:
 
 
 class RegexParser:
-    r"""The action is what a pattern captures; the last match counts.
+    r"""The action is what a pattern captures; the last match that captures something counts.
 
     >>> RegexParser(r"ACTION: (.+)").parse("I see a door.\nACTION: open door", None).text
     'open door'
@@ -148,14 +148,13 @@ class RegexParser:
         return f"Answer in the form of the regular expression {self.pattern}"
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
-        """What the last match captures."""
-        found: re.Match[str] | None = None
-        for found in self._pattern.finditer(completion[-self.max_characters :]):
-            pass
-        if found is None:
-            return invalid(completion, f"expected a match of {self.pattern}")
+        """What the last match that captures something captures."""
         if "action" in self._pattern.groupindex:
-            text = found["action"]
+            group: str | int = "action"
         else:
-            text = found[1] if self._pattern.groups else found[0]
-        return match(text or "", admissible)
+            group = min(1, self._pattern.groups)
+        matches = self._pattern.finditer(completion[-self.max_characters :])
+        captured = [text for found in matches if (text := found[group])]
+        if not captured:
+            return invalid(completion, f"expected a match of {self.pattern}")
+        return match(captured[-1], admissible)

@@ -1,61 +1,74 @@
-"""Cutting a text to a token budget with few calls of the tokenizer.
-
-A *cut* takes a text and the most characters to keep, and gives what is shown instead (with a marker where something is
-missing) and the number of characters that were really kept. Keeping none gives an empty text.
-"""
+"""Cutting a text to a token budget with few calls of the tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["Cut", "cut_last_lines", "cut_middle", "cut_oldest", "fit"]
-
-Cut = Callable[[str, int], tuple[str, int]]
+__all__ = ["Shown", "cut_last_lines", "cut_middle", "cut_oldest", "fit"]
 
 _MAX_PROBES = 14
 _SLACK = 0.02
 """Share of the budget that may stay unused rather than ask the tokenizer once more."""
 
 
-def cut_oldest(text: str, kept: int) -> tuple[str, int]:
-    r"""The end of a text, from the beginning of a line where it has one.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown of a text: its beginning and its end, and a marker where something is missing."""
 
-    >>> cut_oldest("one\ntwo\nthree", 8)
-    ('[earlier left out]\nthree', 5)
+    head: str = ""
+    marker: str = ""
+    tail: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.head + self.marker + self.tail
+
+    @property
+    def num_kept(self) -> int:
+        """Characters of the original."""
+        return len(self.head) + len(self.tail)
+
+
+def cut_oldest(text: str, kept: int) -> Shown:
+    r"""At most `kept` characters from the end of a text, beginning with a line where one begins there.
+
+    >>> cut_oldest("one\ntwo\nthree", 8).text
+    '[earlier left out]\nthree'
     """
     if kept >= len(text):
-        return text, len(text)
-    start = len(text) - kept
-    line_start = text.find("\n", start - 1) + 1 if start else 0
-    tail = text[line_start or start :]
-    return (f"[earlier left out]\n{tail}", len(tail)) if tail else ("", 0)
+        return Shown(tail=text)
+    start = len(text) - max(0, kept)
+    tail = text[text.find("\n", start - 1) + 1 or start :]
+    return Shown(marker="[earlier left out]\n", tail=tail) if tail else Shown()
 
 
-def cut_middle(text: str, kept: int) -> tuple[str, int]:
-    r"""The beginning and the end of a text.
+def cut_middle(text: str, kept: int) -> Shown:
+    r"""At most `kept` characters of a text, half of them from its beginning and half from its end.
 
-    >>> cut_middle("abcdefghij", 4)
-    ('ab\n[6 characters left out]\nij', 4)
+    >>> cut_middle("abcdefghij", 4).text
+    'ab\n[6 characters left out]\nij'
     """
     if kept >= len(text):
-        return text, len(text)
+        return Shown(head=text)
     if kept <= 0:
-        return "", 0
+        return Shown()
     head, tail = text[: kept - kept // 2], text[len(text) - kept // 2 :]
-    return f"{head}\n[{len(text) - kept} characters left out]\n{tail}", kept
+    return Shown(head, f"\n[{len(text) - kept} characters left out]\n", tail)
 
 
-def cut_last_lines(text: str, kept: int) -> tuple[str, int]:
-    r"""The first whole lines of a text.
+def cut_last_lines(text: str, kept: int) -> Shown:
+    r"""The first whole lines of a text, at most `kept` characters.
 
-    >>> cut_last_lines("north\nsouth\neast", 8)
-    ('north\n[and 2 more]', 5)
+    >>> cut_last_lines("north\nsouth\neast", 8).text
+    'north\n[and 2 more]'
     """
     if kept >= len(text):
-        return text, len(text)
-    head = text[: max(0, text.rfind("\n", 0, kept + 1))]
-    num_missing = text.count("\n", len(head)) if head else 0
-    return (f"{head}\n[and {num_missing} more]", len(head)) if head else ("", 0)
+        return Shown(head=text)
+    head = text[: max(0, text.rfind("\n", 0, max(0, kept) + 1))]
+    num_missing = text.count("\n", len(head))
+    return Shown(head, f"\n[and {num_missing} more]") if head else Shown()
 
 
 def fit(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 
 from longstep.actions import ActionParser, ChoiceParser, TagParser
 from longstep.memory import Memory
 from longstep.prompt import PromptTemplate
+from longstep.text_actions import action_hint
 
 __all__ = ["default_parser", "default_prompt", "find_max_steps", "own_copy", "own_default"]
 
@@ -33,7 +34,7 @@ def find_max_steps(env: gymnasium.Env[Any, Any]) -> int | None:
     limits: list[Any] = [env.spec.max_episode_steps if env.spec else None]
     if env.has_wrapper_attr("max_steps"):
         limits.append(env.get_wrapper_attr("max_steps"))
-    known = [cast(int, limit) for limit in limits if isinstance(limit, int) and limit > 0]
+    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     return min(known, default=None)
 
 
@@ -42,14 +43,18 @@ def default_parser(admissible: Sequence[str] | None) -> ActionParser:
     return TagParser() if admissible is None else ChoiceParser()
 
 
-def default_prompt(parser: ActionParser, admissible: Sequence[str] | None) -> PromptTemplate:
+def default_prompt(
+    env: gymnasium.Env[Any, Any], parser: ActionParser, admissible: Sequence[str] | None
+) -> PromptTemplate:
     """The plain template: task, memory, observation, admissible actions if there are any, how to answer."""
-    choice = "" if admissible is None else "\n\nAdmissible actions:\n{admissible_actions}"
-    now = "Current observation:\n{current_observation}" + choice
-    instruction = re.sub(r"\{(\w+)\}", r"{{\1}}", getattr(parser, "instruction", ""))
-    system = "You act in an environment, step by step, to solve a task."
+    instruction = f"{getattr(parser, 'instruction', '')} {action_hint(env)}"
+    literal = re.sub(r"\{(\w+)\}", r"{{\1}}", instruction)
+    system = f"You act in an environment, step by step, to solve a task. {literal}".strip()
+    now = "Current observation:\n{current_observation}"
+    if admissible is not None:
+        now += "\n\nAdmissible actions:\n{admissible_actions}"
     return PromptTemplate(
-        f"{system} {instruction}".strip(),
+        system,
         "Task: {task_description}\n\nEarlier steps:\n{memory}\n\nStep {step} of {max_steps}. "
         + now,
         first_user="Task: {task_description}\n\n" + now,

@@ -10,18 +10,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from longstep.actions import ActionParser
 from longstep.defaults import default_parser, default_prompt, find_max_steps, own_default
-from longstep.errors import ConfigError, DataError, EnvError, LongstepError
+from longstep.errors import ConfigError, DataError, EnvError
 from longstep.five_tuple import read_reset, read_step, read_success
 from longstep.memory import Memory, WindowMemory
 from longstep.observations import IMAGE_PLACEHOLDER, observation_images, observation_to_text
+from longstep.passthrough import PassThroughEnv
 from longstep.prompt import PromptTemplate
 from longstep.reading import invalid
 from longstep.spaces import TextSpace
@@ -33,7 +33,7 @@ from longstep.types import Action, Prompt
 __all__ = ["LLMAgentEnv"]
 
 
-class LLMAgentEnv(gymnasium.Env[str, str]):
+class LLMAgentEnv(PassThroughEnv):
     """An environment whose observation is the prompt's text and whose action is the model's completion.
 
     The info of `reset` and `step` holds, beside the wrapped environment's own keys (ours win where names collide):
@@ -90,35 +90,26 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
         inner = env if isinstance(env, LLMAgentEnv) else None
         raw = inner.env if inner is not None else _check_raw(env)
 
-        def setting(name: str, given: Any, default: Callable[[], Any]) -> Any:
+        def setting(name: str, given: Any, default: Any) -> Any:
             if given is not None:
                 return given
-            return default() if inner is None else getattr(inner, name)
+            return default if inner is None else inner._setting(name)
 
         self.env: gymnasium.Env[Any, Any] = raw
-        if memory is None and inner is not None:
-            memory = copy.deepcopy(inner.memory)
-        elif memory is None:
-            memory = own_default(raw, "memory")
-            memory = WindowMemory() if memory is None else memory
-        self.memory: Memory = _check_memory(memory)
-        self.prompt: PromptTemplate | None = setting(
-            "prompt", prompt, lambda: own_default(raw, "prompt")
-        )
-        self.parser: ActionParser | None = setting(
-            "parser", parser, lambda: own_default(raw, "parser")
-        )
-        self.state_key: StateKey = setting("state_key", state_key, lambda: default_state_key)
-        self.max_steps: int | None = setting("max_steps", max_steps, lambda: find_max_steps(raw))
-        self.task_description: str | None = setting(
-            "task_description", task_description, lambda: None
-        )
+        if memory is None:
+            memory = own_default(raw, "memory") if inner is None else copy.deepcopy(inner.memory)
+        self.memory: Memory = _check_memory(WindowMemory() if memory is None else memory)
+        self.prompt: PromptTemplate | None = setting("prompt", prompt, own_default(raw, "prompt"))
+        self.parser: ActionParser | None = setting("parser", parser, own_default(raw, "parser"))
+        self.state_key: StateKey = setting("state_key", state_key, default_state_key)
+        self.max_steps: int | None = setting("max_steps", max_steps, find_max_steps(raw))
+        self.task_description: str | None = setting("task_description", task_description, None)
         self.invalid_action_penalty: float = setting(
-            "invalid_action_penalty", invalid_action_penalty, lambda: 0.0
+            "invalid_action_penalty", invalid_action_penalty, 0.0
         )
-        self.reward_scale: float = setting("reward_scale", reward_scale, lambda: 1.0)
+        self.reward_scale: float = setting("reward_scale", reward_scale, 1.0)
         self.observation_text: Callable[[Any], str] = setting(
-            "observation_text", observation_text, lambda: observation_to_text
+            "observation_text", observation_text, observation_to_text
         )
         self._check_settings()
         if self.observation_text is not observation_to_text:
@@ -126,8 +117,13 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
         self._spec: EnvSpec | None = None
+        self._settled: set[str] = set()
         self._in_episode = False
         self._num_steps = 0
+
+    def _setting(self, name: str) -> Any:
+        """A setting as it was made, without what the first reset settled."""
+        return None if name in self._settled else getattr(self, name)
 
     def _check_settings(self) -> None:
         if self.max_steps is not None and self.max_steps < 1:
@@ -160,15 +156,21 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
         if self._task is None:
             self._task = str(self._env_info.get("task_description", ""))
         self._admissible = admissible_texts(self.env, self._env_info)
-        if self.parser is None:
-            self.parser = default_parser(self._admissible)
-        if self.prompt is None:
-            self.prompt = default_prompt(self.parser, self._admissible)
+        self._settle()
         self._ask_memory(self.memory.reset)
         info = {**self._env_info, **self._state_info()}
         info["prompt"] = self._build_prompt()
         self._in_episode = True
         return info["prompt"].text, info
+
+    def _settle(self) -> None:
+        """Choose parser and prompt where none was given, now that the environment has shown what it tells."""
+        if self.parser is None:
+            self.parser = default_parser(self._admissible)
+            self._settled.add("parser")
+        if self.prompt is None:
+            self.prompt = default_prompt(self.env, self.parser, self._admissible)
+            self._settled.add("prompt")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a completion as the model wrote it: the next prompt's text, reward, terminated, truncated, info.
@@ -181,7 +183,7 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
             raise EnvError(
                 "expected `reset` before `step`, got `step` without a running episode; call `reset` first"
             )
-        if not isinstance(action, str):
+        if not isinstance(cast(Any, action), str):
             raise ConfigError(
                 f"expected the completion's text as `action`, got {type(action).__name__}"
             )
@@ -231,7 +233,7 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
     def _state_info(self) -> dict[str, Any]:
         """What both `reset` and `step` tell of the current state."""
         constraint = getattr(self.parser, "constraint", None)
-        key = self.state_key(self._observation)
+        key: Any = self.state_key(self._observation)
         if not isinstance(key, bytes) or len(key) != KEY_SIZE_BYTES:
             raise DataError(
                 f"expected {KEY_SIZE_BYTES} bytes from `state_key`, got {key!r:.100}; "
@@ -270,84 +272,33 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
     def _ask_memory(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return method(*arguments)
-        except LongstepError:
-            raise
         except Exception as error:
             raise EnvError(
                 f"expected `{method.__name__}` of the memory {type(self.memory).__name__} to succeed, got "
                 f"{type(error).__name__}: {error} at step {self._num_steps}; correct the memory"
             ) from error
 
-    # -- the rest of Gymnasium's interface, answered by the wrapped environment ---------------------------------------
-
-    def render(self) -> Any:
-        """The wrapped environment's picture."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Close the wrapped environment."""
-        self._in_episode = False
-        self.env.close()
+    # -- copies of itself ---------------------------------------------------------------------------------------------
 
     @property
-    def metadata(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped environment's."""
-        return self.env.metadata
+    def spec(self) -> EnvSpec | None:
+        """How to make one like this, with `spec.make()`.
 
-    @property
-    def render_mode(self) -> str | None:  # type: ignore[override]
-        """The wrapped environment's."""
-        return self.env.render_mode
-
-    @property
-    def np_random(self) -> np.random.Generator:
-        """The wrapped environment's random stream."""
-        return self.env.np_random
-
-    @np_random.setter
-    def np_random(self, value: np.random.Generator) -> None:
-        self.env.np_random = value
-
-    @property
-    def np_random_seed(self) -> int:
-        """The wrapped environment's seed."""
-        return self.env.np_random_seed
-
-    @property
-    def _np_random(self) -> np.random.Generator | None:  # type: ignore[override]
-        return self.env.unwrapped._np_random  # what Gymnasium's checker reads
-
-    @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]
-        """How to make one like this: its own where `make` made it, else the wrapped environment's within this wrapper.
-
-        For an environment without a spec, `spec.make()` gives a copy of it.
+        Of an environment that `longstep.make` or Gymnasium made, a new one; of one without a spec, a copy.
         """
-        if self._spec is not None:
-            return self._spec
-        inner, raw = self.env.spec, self.env
-        wrapper = self
-
-        def twin(**kwargs: Any) -> LLMAgentEnv:
-            env = inner.make(**kwargs) if inner is not None else copy.deepcopy(raw)
-            if inner is None and kwargs.get("render_mode") is not None:
-                env.unwrapped.render_mode = kwargs["render_mode"]
-            return wrapper._around(env)
-
-        name = inner.id if inner is not None else type(raw.unwrapped).__name__
-        return EnvSpec(id=name, entry_point=twin, order_enforce=False, disable_env_checker=True)
+        return self._spec or self._derive_spec()
 
     @spec.setter
-    def spec(self, value: EnvSpec | None) -> None:
+    def spec(self, value: EnvSpec | None) -> None:  # type: ignore[override]
         self._spec = value
 
     def _around(self, env: gymnasium.Env[Any, Any]) -> LLMAgentEnv:
-        """Another environment in a wrapper like this one."""
+        """Another environment with the settings of this one, and a copy of its memory."""
         return LLMAgentEnv(
             env,
             memory=copy.deepcopy(self.memory),
-            prompt=self.prompt,
-            parser=self.parser,
+            prompt=self._setting("prompt"),
+            parser=self._setting("parser"),
             state_key=self.state_key,
             max_steps=self.max_steps,
             task_description=self.task_description,
@@ -356,43 +307,33 @@ class LLMAgentEnv(gymnasium.Env[str, str]):
             observation_text=self.observation_text,
         )
 
-    def __getattr__(self, name: str) -> Any:
-        """A public attribute of the wrapped environment, read now."""
-        if name.startswith("_") or name == "env":
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self.env.get_wrapper_attr(name)
+    def _derive_spec(self) -> EnvSpec:
+        inner, raw, around = self.env.spec, self.env, self._around
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        """Whether the attribute exists here or in the wrapped environment."""
-        return hasattr(self, name) or self.env.has_wrapper_attr(name)
+        def twin(**kwargs: Any) -> LLMAgentEnv:
+            if inner is not None:
+                return around(inner.make(**kwargs))
+            env = copy.deepcopy(raw)
+            if kwargs.get("render_mode") is not None:
+                env.unwrapped.render_mode = kwargs["render_mode"]
+            return around(env)
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        """The attribute, from here or from the wrapped environment."""
-        return getattr(self, name) if hasattr(self, name) else self.env.get_wrapper_attr(name)
-
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set the attribute where it exists, here or inside; with `force`, here if it exists nowhere."""
-        own = name in self.__dict__ or hasattr(type(self), name)
-        if not own and self.env.set_wrapper_attr(name, value, force=False):
-            return True
-        if own or force:
-            setattr(self, name, value)
-        return own or force
-
-    def __str__(self) -> str:
-        """`<LLMAgentEnv<...>>` around the wrapped environment's name."""
-        return f"<{type(self).__name__}{self.env}>"
-
-    __repr__ = __str__
+        return EnvSpec(
+            id=inner.id if inner is not None else type(cast(Any, raw.unwrapped)).__name__,
+            entry_point=twin,
+            nondeterministic=inner.nondeterministic if inner is not None else False,
+            order_enforce=False,
+            disable_env_checker=True,
+        )
 
 
 def _check_raw(env: Any) -> gymnasium.Env[Any, Any]:
-    if not isinstance(env, gymnasium.Env) or isinstance(env.unwrapped, LLMAgentEnv):
+    if not isinstance(env, gymnasium.Env) or isinstance(cast(Any, env).unwrapped, LLMAgentEnv):
         raise ConfigError(
             f"expected a gymnasium.Env or the id of one as `env`, got {env!r:.200}; Gymnasium's wrappers belong "
             "around the environment inside, not around an LLMAgentEnv"
         )
-    return env
+    return cast("gymnasium.Env[Any, Any]", env)
 
 
 def _check_memory(memory: Any) -> Memory:

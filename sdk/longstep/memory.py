@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +25,8 @@ from numpy.typing import NDArray
 
 from longstep.bm25 import BM25Index
 from longstep.errors import ConfigError, DataError
-from longstep.observations import IMAGE_PLACEHOLDER, observation_images, observation_to_text
+from longstep.memory_base import Memory, MemoryStep, StepMemory, join_steps
+from longstep.observations import IMAGE_PLACEHOLDER, observation_images
 
 __all__ = [
     "FrameMemory",
@@ -39,93 +39,10 @@ __all__ = [
     "WindowMemory",
 ]
 
-_MemoryT = TypeVar("_MemoryT", bound="Memory")
+_MemoryT = TypeVar("_MemoryT", bound=Memory)
 
 
-class Memory:
-    """What is kept of earlier steps. This class itself keeps nothing: `Memory()` is an agent without a past."""
-
-    observation_text: Callable[[Any], str] = staticmethod(observation_to_text)
-    """An observation as text. A wrapper with an `observation_text` of its own sets it here."""
-
-    def update(
-        self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
-    ) -> None:
-        """Take in one step.
-
-        Args:
-            observation: What the environment had returned *before* the action, untouched: the state the action was
-                chosen in. Its outcome is the next observation, `info["observation"]`.
-            action: The action that was read out of the completion; for an invalid one, what could be read.
-            reward: The environment's reward, neither scaled nor penalised; 0.0 for an invalid action.
-            done: True when the episode ended with this step.
-            info: The step's info, with `observation` (after the action), `action_valid`, `action_reason`, `step`,
-                `task_description` and the environment's own keys.
-        """
-
-    def get_memory_text(self) -> str:
-        """The text for the placeholder `{memory}`, oldest first; empty when there is nothing to tell."""
-        return ""
-
-    def get_images(self) -> Sequence[NDArray[np.uint8]]:
-        """The images for the placeholders in the text, in their order; none for most memories."""
-        return ()
-
-    def reset(self) -> None:
-        """Forget everything: a new episode begins."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryStep:
-    """One remembered step."""
-
-    number: int
-    """Position in the episode, from 1."""
-    observation: str
-    """Text of the observation the action was chosen in."""
-    action: str
-    reward: float
-    invalid_reason: str = ""
-    """Why the action was invalid; empty for a valid one."""
-
-    @property
-    def text(self) -> str:
-        """The step as a prompt tells it.
-
-        >>> print(MemoryStep(number=3, observation="A door.", action="open door", reward=0.0).text)
-        [Step 3] A door.
-        > open door
-        """
-        action = f"> {self.action}"
-        if self.invalid_reason:
-            action += f" (invalid: {self.invalid_reason})"
-        return f"[Step {self.number}] {self.observation}\n{action}"
-
-
-class _StepMemory(Memory):
-    """Counts steps and turns each into a `MemoryStep`; subclasses say which they keep."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._num_steps = 0
-
-    def _take(
-        self, observation: Any, action: str, reward: float, info: Mapping[str, Any]
-    ) -> MemoryStep:
-        self._num_steps += 1
-        reason = "" if info.get("action_valid", True) else str(info.get("action_reason", ""))
-        return MemoryStep(
-            number=self._num_steps,
-            observation=self.observation_text(observation),
-            action=action,
-            reward=reward,
-            invalid_reason=reason,
-        )
-
-
-class SimpleMemory(_StepMemory):
+class SimpleMemory(StepMemory):
     """Keeps every step.
 
     >>> memory = SimpleMemory()
@@ -147,14 +64,14 @@ class SimpleMemory(_StepMemory):
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
         """Keep the step."""
-        self._steps.append(self._take(observation, action, reward, info))
+        self._steps.append(self._take(self.observation_text(observation), action, reward, info))
 
     def get_memory_text(self) -> str:
         """All steps, oldest first."""
-        return _join(self._steps)
+        return join_steps(self._steps)
 
 
-class WindowMemory(_StepMemory):
+class WindowMemory(StepMemory):
     """Keeps the last `window_size` steps; 0 keeps none.
 
     >>> memory = WindowMemory(window_size=1)
@@ -181,14 +98,14 @@ class WindowMemory(_StepMemory):
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
         """Keep the step, let go of the oldest."""
-        self._steps.append(self._take(observation, action, reward, info))
+        self._steps.append(self._take(self.observation_text(observation), action, reward, info))
 
     def get_memory_text(self) -> str:
         """The last steps, oldest first."""
-        return _join(self._steps)
+        return join_steps(self._steps)
 
 
-class SummaryMemory(_StepMemory):
+class SummaryMemory(StepMemory):
     """Keeps the last steps as they are and a summary of all before them.
 
     >>> def count(previous, steps):
@@ -229,7 +146,7 @@ class SummaryMemory(_StepMemory):
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
         """Keep the step; summarise the oldest when `every` of them have gathered."""
-        self._steps.append(self._take(observation, action, reward, info))
+        self._steps.append(self._take(self.observation_text(observation), action, reward, info))
         if len(self._steps) < self.every + self.keep_last:
             return
         oldest, self._steps = self._steps[: self.every], self._steps[self.every :]
@@ -251,7 +168,7 @@ class SummaryMemory(_StepMemory):
         return _copy_sharing(self, self.summarize, memo)
 
 
-class KeyEventMemory(_StepMemory):
+class KeyEventMemory(StepMemory):
     """Keeps the steps that matter, for ever.
 
     >>> def rewarded(observation, action, reward, done, info):
@@ -280,20 +197,20 @@ class KeyEventMemory(_StepMemory):
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
         """Keep the step if it is a key event."""
-        step = self._take(observation, action, reward, info)
+        step = self._take(self.observation_text(observation), action, reward, info)
         if self.is_key(observation, action, reward, done, info):
             self._steps.append(step)
 
     def get_memory_text(self) -> str:
         """The key events, oldest first."""
-        return _join(self._steps)
+        return join_steps(self._steps)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyEventMemory:
         """A copy with the same `is_key`."""
         return _copy_sharing(self, self.is_key, memo)
 
 
-class RetrievalMemory(_StepMemory):
+class RetrievalMemory(StepMemory):
     """Keeps every step and tells the ones that are closest to the current observation and the task (BM25).
 
     >>> memory = RetrievalMemory(top_k=1)
@@ -322,7 +239,7 @@ class RetrievalMemory(_StepMemory):
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
         """Keep the step; what the environment returned for it is the next query."""
-        step = self._take(observation, action, reward, info)
+        step = self._take(self.observation_text(observation), action, reward, info)
         self._steps.append(step)
         self._index.add(f"{step.observation}\n{step.action}")
         current = info.get("observation")
@@ -332,13 +249,13 @@ class RetrievalMemory(_StepMemory):
     def get_memory_text(self) -> str:
         """The `top_k` closest steps, in order of time."""
         best = self._index.search(self._query, self.top_k)
-        return _join(self._steps[number] for number in sorted(best))
+        return join_steps(self._steps[number] for number in sorted(best))
 
 
-class FrameMemory(_StepMemory):
-    """Keeps the images of the last `window_size` steps, for vision models.
+class FrameMemory(StepMemory):
+    """Keeps the last `window_size` steps with their images, for vision models.
 
-    Its text has a placeholder for each image, and `get_images` gives the pixels.
+    Its text has the placeholder `<image>` where an observation had an image; `get_images` gives the pixels.
     """
 
     def __init__(self, window_size: int = 2) -> None:
@@ -358,28 +275,18 @@ class FrameMemory(_StepMemory):
     def update(
         self, observation: Any, action: str, reward: float, done: bool, info: Mapping[str, Any]
     ) -> None:
-        """Keep the observation's images and the action."""
-        images = observation_images(observation)
-        step = self._take(images, action, reward, info)
-        self._frames.append((step, images))
+        """Keep the step and its images, let go of the oldest."""
+        text = self.observation_text(observation)
+        images = observation_images(observation) if IMAGE_PLACEHOLDER in text else ()
+        self._frames.append((self._take(text, action, reward, info), images))
 
     def get_memory_text(self) -> str:
-        """A placeholder and the action for each step, oldest first."""
-        return _join(step for step, _ in self._frames)
+        """The last steps, oldest first, with a placeholder for each image."""
+        return join_steps(step for step, _ in self._frames)
 
     def get_images(self) -> tuple[NDArray[np.uint8], ...]:
         """The images, in the order of their placeholders."""
         return tuple(image for _, images in self._frames for image in images)
-
-    def _take(
-        self, observation: Any, action: str, reward: float, info: Mapping[str, Any]
-    ) -> MemoryStep:
-        placeholders = " ".join([IMAGE_PLACEHOLDER] * len(observation))
-        return super()._take(placeholders, action, reward, info)
-
-
-def _join(steps: Iterable[MemoryStep]) -> str:
-    return "\n".join(step.text for step in steps)
 
 
 def _at_least(value: int, least: int, name: str) -> int:

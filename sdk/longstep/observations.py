@@ -23,13 +23,10 @@ NEUTRAL_PLACEHOLDER = "<image >"
 
 def is_image(value: Any) -> bool:
     """True for a uint8 array [H, W, 3] with at least one pixel."""
-    return (
-        isinstance(value, np.ndarray)
-        and value.dtype == np.uint8
-        and value.ndim == 3
-        and value.shape[2] == 3
-        and value.size > 0
-    )
+    if not isinstance(value, np.ndarray):
+        return False
+    array = cast(NDArray[Any], value)
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
 def observation_images(observation: Any) -> tuple[NDArray[np.uint8], ...]:
@@ -61,8 +58,7 @@ def observation_to_text(observation: Any) -> str:
     """
     if isinstance(observation, str):
         return str(observation)
-    text = _to_text(observation, literal=not observation_images(observation))
-    return text
+    return _to_text(observation, literal=not observation_images(observation))
 
 
 def _to_text(value: Any, *, literal: bool) -> str:
@@ -72,10 +68,10 @@ def _to_text(value: Any, *, literal: bool) -> str:
         return ""
     if isinstance(value, bytes | bytearray):
         return _to_text(value.decode("utf-8", errors="replace"), literal=literal)
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value))
-    if isinstance(value, float | np.floating):
-        return f"{float(value):.4g}"
+    if isinstance(value, np.generic):
+        return _to_text(cast(Any, value).item(), literal=literal)
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if is_image(value):
         return IMAGE_PLACEHOLDER
     if isinstance(value, np.ndarray):

@@ -7,7 +7,6 @@ itself, so a template may show JSON. What is filled in is never read for placeho
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.budget import Cut, cut_last_lines, cut_middle, cut_oldest, fit
+from longstep.budget import Shown, cut_last_lines, cut_middle, cut_oldest, fit
 from longstep.errors import ConfigError, DataError, did_you_mean
 from longstep.observations import IMAGE_PLACEHOLDER, NEUTRAL_PLACEHOLDER
 from longstep.types import Dropped, Message, Prompt
@@ -32,7 +31,7 @@ PLACEHOLDERS = (
 )
 """What a template may hold between braces."""
 
-_CUTS: Mapping[str, Cut] = {
+_CUTS: Mapping[str, Callable[[str, int], Shown]] = {
     "memory": cut_oldest,
     "current_observation": cut_middle,
     "admissible_actions": cut_last_lines,
@@ -65,18 +64,29 @@ class _Fill:
     text: str
     images: tuple[NDArray[np.uint8], ...] = ()
 
+    def shortened(self, shown: Shown) -> _Fill:
+        """What is shown, with the images whose placeholders are left."""
+        if not self.images:
+            return _Fill(shown.text)
+        num_head, num_tail = (
+            shown.head.count(IMAGE_PLACEHOLDER),
+            shown.tail.count(IMAGE_PLACEHOLDER),
+        )
+        tail = self.images[len(self.images) - num_tail :]
+        return _Fill(shown.text, self.images[:num_head] + tail)
+
 
 class PromptTemplate:
     r"""Builds the chat messages a model reads at one step.
 
-    >>> template = PromptTemplate("You play a game.", "{memory}\n{current_observation}", max_tokens=50)
+    >>> template = PromptTemplate("You play a game.", "{memory}\n{current_observation}", max_tokens=61)
     >>> prompt = template.build(current_observation="A hall.", memory="x" * 90 + "\n[Step 9] A door.")
     >>> print(prompt.messages[1].content)
     [earlier left out]
     [Step 9] A door.
     A hall.
     >>> prompt.num_tokens, [(cut.part, cut.how, cut.num_characters) for cut in prompt.dropped]
-    (58, [('memory', 'shortened', 91)])
+    (61, [('memory', 'shortened', 91)])
     """
 
     def __init__(
@@ -179,21 +189,24 @@ class PromptTemplate:
         used = {part.text for part in (*self._system_parts, *user_parts) if part.placeholder}
         dropped: list[Dropped] = []
         for name in self.drop_order:
-            if num_tokens <= max_tokens:
-                break
-            if name not in used or not fills[name].text:
-                continue
             full = fills[name]
+            if num_tokens <= max_tokens or name not in used or not full.text:
+                continue
 
             def count(kept: int, name: str = name, full: _Fill = full) -> int:
-                fills[name], _ = _shorten(full, _CUTS[name], kept)
+                fills[name] = full.shortened(_CUTS[name](full.text, kept))
                 return self.count_tokens(render().text)
 
             kept, num_tokens = fit(count, len(full.text), num_tokens, max_tokens)
-            fills[name], kept = _shorten(full, _CUTS[name], kept)
-            how = "shortened" if kept else "removed"
-            num_characters = len(full.text) - kept
-            dropped.append(Dropped(part=name, how=how, num_characters=num_characters))
+            shown = _CUTS[name](full.text, kept)
+            fills[name] = full.shortened(shown)
+            dropped.append(
+                Dropped(
+                    part=name,
+                    how="shortened" if shown.num_kept else "removed",
+                    num_characters=len(full.text) - shown.num_kept,
+                )
+            )
         if num_tokens > max_tokens:
             raise ConfigError(
                 f"expected a prompt of at most {max_tokens} tokens, got {num_tokens} for what may "
@@ -248,12 +261,3 @@ def _agree(name: str, fill: _Fill) -> _Fill:
         f"expected {len(fill.images)} placeholders `{IMAGE_PLACEHOLDER}` in `{name}`, one for each "
         f"image, got {num_placeholders}; write one where each image belongs"
     )
-
-
-def _shorten(full: _Fill, cut: Cut, kept: int) -> tuple[_Fill, int]:
-    """A cut of the fill, with the images whose placeholders are left, and the characters kept."""
-    text, kept = cut(full.text, kept)
-    head = os.path.commonprefix((text, full.text)).count(IMAGE_PLACEHOLDER)
-    tail = text.count(IMAGE_PLACEHOLDER) - head
-    images = full.images[:head] + full.images[len(full.images) - tail :]
-    return _Fill(text, images if full.images else ()), kept

@@ -13,8 +13,8 @@ import importlib
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, parse_env_id
@@ -29,6 +29,7 @@ from longstep.prompt import PromptTemplate
 __all__ = ["EnvEntry", "Registry", "make", "register", "registry"]
 
 ENTRY_POINT_GROUP = "longstep.envs"
+"""Where other distributions declare environments."""
 
 EntryPoint = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -68,31 +69,40 @@ class Registry(Mapping[str, EnvEntry]):
 
     def __init__(self) -> None:
         self._entries = {entry.id: entry for entry in _BUILT_IN}
-        self._plugins: dict[str, importlib.metadata.EntryPoint] | None = None
 
     def __getitem__(self, id: str) -> EnvEntry:
-        """The entry of an id; RegistryError with the nearest id when there is none."""
-        if id in self._entries:
-            return self._entries[id]
-        plugin = self._known_plugins().get(id)
-        if plugin is None:
+        """The entry of an id.
+
+        Raises:
+            RegistryError: No such id, or more than one distribution brings it.
+        """
+        plugins = _plugins().get(id, {})
+        if len(plugins) + (id in self._entries) > 1:
+            raise RegistryError(
+                f"expected one environment with the id `{id}`, got one more from the entry point "
+                f"{', '.join(plugins)}; uninstall one of the distributions"
+            )
+        for plugin in plugins.values():
+            return _read_plugin(plugin)
+        if id not in self._entries:
             raise RegistryError(f"expected a registered id, got `{id}`; {did_you_mean(id, self)}")
-        loaded = plugin.load()
-        entry = loaded if isinstance(loaded, EnvEntry) else EnvEntry(id=id, entry_point=loaded)
-        self._entries[id] = entry
-        return entry
+        return self._entries[id]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The entry of an id, or `default`."""
+        return self[key] if key in self else default  # noqa: SIM401 - this is that `get`
 
     def __iter__(self) -> Iterator[str]:
         """The ids, sorted."""
-        return iter(sorted({*self._entries, *self._known_plugins()}))
+        return iter(sorted({*self._entries, *_plugins()}))
 
     def __len__(self) -> int:
         """Number of ids."""
-        return len({*self._entries, *self._known_plugins()})
+        return len({*self._entries, *_plugins()})
 
     def __contains__(self, id: object) -> bool:
         """Whether the id is known; loads nothing."""
-        return id in self._entries or id in self._known_plugins()
+        return id in self._entries or id in _plugins()
 
     def add(self, entry: EnvEntry) -> None:
         """Add an entry under an id that is free."""
@@ -115,11 +125,27 @@ class Registry(Mapping[str, EnvEntry]):
             raise RegistryError(f"expected a registered id, got `{id}`; {did_you_mean(id, self)}")
         del self._entries[id]
 
-    def _known_plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
-        if self._plugins is None:
-            found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-            self._plugins = {plugin.name: plugin for plugin in found}
-        return self._plugins
+
+@functools.cache
+def _plugins() -> dict[str, dict[str, importlib.metadata.EntryPoint]]:
+    """Entry points by id and by what they point to, read once in a process."""
+    found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
+    for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(plugin.name, {})[plugin.value] = plugin
+    return found
+
+
+def _read_plugin(plugin: importlib.metadata.EntryPoint) -> EnvEntry:
+    try:
+        loaded = plugin.load()
+    except Exception as error:  # a foreign distribution may fail in any way
+        raise RegistryError(
+            f"expected the entry point `{plugin.name}` = {plugin.value} to load, got "
+            f"{type(error).__name__}: {error}; reinstall its distribution"
+        ) from error
+    if isinstance(loaded, EnvEntry):
+        return replace(loaded, id=plugin.name)
+    return EnvEntry(id=plugin.name, entry_point=loaded)
 
 
 registry = Registry()
@@ -188,16 +214,9 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     """
     own = {name: value for name, value in kwargs.items() if name in _WRAPPER_ARGUMENTS}
     inner = {name: value for name, value in kwargs.items() if name not in _WRAPPER_ARGUMENTS}
-    if id in registry:
-        entry = registry[id]
-        raw = _load(entry)(**{**entry.kwargs, **inner})
-        given = {
-            **entry.settings, "max_steps": entry.max_steps, "memory": entry.memory,
-            "prompt": entry.prompt, "parser": entry.parser,
-        }  # fmt: skip
-    else:
-        raw, given = _make_with_gymnasium(id, inner)
-    settings = given | {name: value for name, value in own.items() if value is not None}
+    made = _make_registered(registry[id], inner) if id in registry else _make_known(id, inner)
+    raw, settings = made
+    settings |= {name: value for name, value in own.items() if value is not None}
     for name in ("memory", "prompt", "parser"):
         settings[name] = own_copy(settings.get(name))
     env = LLMAgentEnv(raw, **settings)
@@ -211,25 +230,61 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     return env
 
 
-def _load(entry: EnvEntry) -> Callable[..., Any]:
-    if callable(entry.entry_point):
-        return entry.entry_point
-    module, colon, attribute = entry.entry_point.partition(":")
-    if not colon:
-        raise ConfigError(
-            f"expected `module:attribute` as entry point of `{entry.id}`, got `{entry.entry_point}`"
-        )
-    return getattr(importlib.import_module(module), attribute)
-
-
-def _make_with_gymnasium(
-    id: str, kwargs: dict[str, Any]
+def _make_registered(
+    entry: EnvEntry, kwargs: Mapping[str, Any]
 ) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
-    """The environment without Gymnasium's time limit, which becomes the wrapper's."""
+    """The environment of an entry, and the entry's arguments for the wrapper."""
+    creator = entry.entry_point
+    if isinstance(creator, str):
+        module, _, attribute = creator.partition(":")
+        creator = cast("Callable[..., gymnasium.Env[Any, Any]]", _load(entry, module, attribute))
+    arguments = {**entry.kwargs, **kwargs}
+    _check_arguments(entry.id, creator, arguments)
+    settings: dict[str, Any] = {
+        **entry.settings,
+        "max_steps": entry.max_steps,
+        "memory": entry.memory,
+        "prompt": entry.prompt,
+        "parser": entry.parser,
+    }
+    return creator(**arguments), settings
+
+
+def _load(entry: EnvEntry, module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ValueError, AttributeError) as error:
+        raise RegistryError(
+            f"expected `module:attribute` of a class or function as entry point of `{entry.id}`, got "
+            f"`{entry.entry_point}`: {error}"
+        ) from error
+
+
+def _check_arguments(id: str, creator: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise for an argument that neither the environment nor the wrapper knows."""
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # some callables have no signature; they check for themselves
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigError(
+                f"expected arguments of `{id}` or of LLMAgentEnv, got `{name}`; "
+                f"{did_you_mean(name, {*parameters, *_WRAPPER_ARGUMENTS})}"
+            )
+
+
+def _make_known(
+    id: str, kwargs: Mapping[str, Any]
+) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
+    """An environment of Gymnasium's registry without its time limit, which becomes the wrapper's."""
     known = gymnasium.envs.registry
     if id not in known and ":" not in id:
-        raise RegistryError(
-            f"expected a registered id, got `{id}`; {did_you_mean(id, [*registry, *known])}"
-        )
+        hint = did_you_mean(id, [*registry, *known])
+        if hint.startswith("known"):
+            hint = did_you_mean(id, registry)
+        raise RegistryError(f"expected a registered id, got `{id}`; {hint}")
     raw = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **kwargs)
     return raw, {"max_steps": known[id.rpartition(":")[2]].max_episode_steps}

@@ -7,39 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from longstep.errors import ConfigError, did_you_mean
-from longstep.reading import invalid, match
+from longstep.reading import DECODER, invalid, match
 from longstep.schemas import mismatch
 from longstep.types import Action
 
 __all__ = ["JsonParser", "ToolCallParser", "canonical_json", "json_objects"]
 
-_MAX_FAILURES = 64
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_FREE_CHARACTERS = 100_000
+"""Characters that may be read in vain before the rest of a text is left unread."""
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:
     """The JSON objects in a text, in order, those inside another left out.
 
-    After 64 braces that open no object the rest of the text is not searched, so that no text takes long.
+    The time is linear in the length: a text that makes the decoder read much in vain is not read to its end.
 
     >>> json_objects('so {x} or {"action": "look"}')
     [{'action': 'look'}]
     """
     objects: list[dict[str, Any]] = []
-    start, failures = text.find("{"), 0
-    while start >= 0 and failures < _MAX_FAILURES:
+    allowance = 2 * len(text) + _FREE_CHARACTERS
+    start = text.find("{")
+    while start >= 0 and allowance > 0:
         try:
-            value, end = _DECODER.raw_decode(text, start)
+            value, end = DECODER.raw_decode(text, start)
             objects.append(value)
-        except (ValueError, RecursionError):
-            failures += 1
+        except (ValueError, RecursionError) as error:
             end = start + 1
+            failed_at = error.pos if isinstance(error, json.JSONDecodeError) else len(text)
+            allowance -= max(1, failed_at - start)
         start = text.find("{", end)
     return objects
 
@@ -72,15 +68,14 @@ class JsonParser:
         found = [entry[self.key] for entry in json_objects(completion) if self.key in entry]
         if not found:
             return invalid(completion, f'expected a JSON object with the key "{self.key}"')
-        value = found[-1]
-        return match(value if isinstance(value, str) else canonical_json(value), admissible)
+        return _match_value(found[-1], admissible)
 
 
 class ToolCallParser:
     """The action is a call of a tool: canonical JSON of its `name` and `arguments`.
 
-    Reads `{"name": ..., "arguments": {...}}`, alone or inside text such as `<tool_call>` tags; the last object with a
-    `name` counts. Arguments may be an object or, as OpenAI-style servers send them, its JSON text.
+    Reads `{"name": ..., "arguments": {...}}`, alone, inside text such as `<tool_call>` tags, or under the key `function`;
+    the last object with a `name` counts. Arguments may be an object or, as OpenAI-style servers send them, its JSON text.
 
     >>> tools = [{"type": "function", "function": {"name": "go", "parameters": {
     ...     "type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}}}]
@@ -121,7 +116,7 @@ class ToolCallParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """The last call in the completion, checked against the tool's schema."""
-        calls = [entry for entry in json_objects(completion) if "name" in entry]
+        calls = _calls(completion)
         if not calls:
             return invalid(completion, "expected a tool call: a JSON object with `name`")
         name, arguments = calls[-1]["name"], calls[-1].get("arguments", {})
@@ -134,4 +129,17 @@ class ToolCallParser:
         problem = mismatch(arguments, {"type": "object", **self._parameters[name]})
         if problem:
             return invalid(completion, f"{problem} in the arguments of `{name}`")
-        return match(canonical_json({"name": name, "arguments": arguments}), admissible)
+        return _match_value({"name": name, "arguments": arguments}, admissible)
+
+
+def _calls(completion: str) -> list[dict[str, Any]]:
+    entries: list[Any] = [entry.get("function", entry) for entry in json_objects(completion)]
+    return [entry for entry in entries if isinstance(entry, dict) and "name" in entry]
+
+
+def _match_value(value: Any, admissible: Sequence[str] | None) -> Action:
+    try:
+        text = value if isinstance(value, str) else canonical_json(value)
+    except RecursionError:
+        return invalid("", "the JSON is nested too deeply")
+    return match(text, admissible)
