@@ -66,8 +66,8 @@ def drop_digits(observation: Any) -> Any:
 def drop_timestamps(observation: Any) -> Any:
     """Without the dates (ISO, 2026/1/31, 31.1.2026, 1/31/2026) and times of day (ISO, 9:05, 9:05:01 PM) of every text.
 
-    >>> drop_timestamps("[2026-11-30T12:03:43Z] 3 new mails, last at 9:05 am.")
-    '[] 3 new mails, last at .'
+    >>> drop_timestamps("[2026-11-30T12:03:43Z] 3 new mails, last at 9:05 am")
+    '[] 3 new mails, last at '
     """
     return _map_texts(observation, partial(_TIMESTAMPS.sub, ""))
 
