@@ -24,7 +24,7 @@ from longstep.credit.rows import Rows
 from longstep.credit.step import given_or_grouped
 from longstep.errors import ConfigError
 from longstep.kernels import segments
-from longstep.kernels.partition import first_appearance_ids
+from longstep.kernels.partition import first_appearance_groups
 
 __all__ = ["graph"]
 
@@ -159,10 +159,10 @@ class _Graph:
         followed = np.flatnonzero(previous >= 0)
         next_node = np.full(len(node), num_nodes, np.int64)
         next_node[previous[followed]] = node[followed]
-        edges, num_edges = first_appearance_ids(next_node.view(np.uint64)[:, None], node)
-        edge_node, edge_target = np.empty(num_edges, np.int64), np.empty(num_edges, np.int64)
+        edges, edge_sizes = first_appearance_groups(next_node.view(np.uint64)[:, None], node)
+        edge_node, edge_target = np.empty_like(edge_sizes), np.empty_like(edge_sizes)
         edge_node[edges], edge_target[edges] = node, next_node
-        counts, mean_rewards, _ = segments.group_statistics(rewards, edges, num_edges)
+        _, mean_rewards, _ = segments.group_statistics(rewards, edges, len(edge_sizes))
         order = np.argsort(edge_node, kind="stable")
         num_steps = np.bincount(node, minlength=num_nodes)
         return cls(
@@ -172,7 +172,7 @@ class _Graph:
             edge_starts=np.searchsorted(edge_node[order], np.arange(num_nodes)),
             edge_target=edge_target[order],
             edge_reward=mean_rewards[order],
-            edge_weight=(counts / num_steps[edge_node])[order],
+            edge_weight=(edge_sizes / num_steps[edge_node])[order],
         )
 
     def values(

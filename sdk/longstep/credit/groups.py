@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from longstep.credit.keys import key_words
 from longstep.credit.rows import Rows
 from longstep.errors import ConfigError, DataError
-from longstep.kernels.partition import first_appearance_ids
+from longstep.kernels.partition import first_appearance_groups
 
 __all__ = ["Anchors", "StepGroups", "group_steps"]
 
@@ -155,8 +155,8 @@ def group_rows(
 
 def group_equal(words: NDArray[np.uint64], classes: NDArray[np.int64]) -> StepGroups:
     """Groups of rows with equal [M, W] words within one of [M] classes; a negative class is in no group."""
-    ids, num_groups = first_appearance_ids(words, classes)
-    return StepGroups(ids=ids, sizes=np.bincount(ids[ids >= 0], minlength=num_groups))
+    ids, sizes = first_appearance_groups(words, classes)
+    return StepGroups(ids=ids, sizes=sizes)
 
 
 def history_codes(rows: Rows, words: NDArray[np.uint64]) -> Iterator[NDArray[np.int64]]:
@@ -168,22 +168,22 @@ def history_codes(rows: Rows, words: NDArray[np.uint64]) -> Iterator[NDArray[np.
         rows: The checked rows.
         words: [M, W] key words.
     """
-    states, _ = first_appearance_ids(words, np.zeros(len(words), np.int64))
+    states, _ = first_appearance_groups(words, np.zeros(len(words), np.int64))
     previous, codes = rows.previous, states
     is_first = previous < 0
     while True:
         yield codes
         before = np.where(is_first, 0, codes[previous] + 1)
-        codes, _ = first_appearance_ids(states.view(np.uint64)[:, None], before)
+        codes, _ = first_appearance_groups(states.view(np.uint64)[:, None], before)
 
 
 def _ask_once_per_key(
     anchors: Callable[[Any], bool], state_keys: Any, words: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
     """[N] the answers of a predicate on keys."""
-    ids, num_keys = first_appearance_ids(words, np.zeros(len(words), np.int64))
-    answers = np.empty(num_keys, np.bool_)
-    first_rows = np.empty(num_keys, np.int64)
+    ids, sizes = first_appearance_groups(words, np.zeros(len(words), np.int64))
+    answers = np.empty(len(sizes), np.bool_)
+    first_rows = np.empty(len(sizes), np.int64)
     first_rows[ids[::-1]] = np.arange(len(ids))[::-1]
     for number, row in enumerate(first_rows.tolist()):
         key = state_keys[row]

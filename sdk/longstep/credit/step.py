@@ -12,7 +12,7 @@ from longstep.credit.relative import GroupStatistics, Normalization, require_cho
 from longstep.credit.rows import Rows, require_length
 from longstep.errors import ConfigError, DataError
 from longstep.kernels import segments
-from longstep.kernels.partition import first_appearance_ids
+from longstep.kernels.partition import first_appearance_groups
 
 __all__ = ["Repeats", "given_or_grouped", "step_term"]
 
@@ -79,15 +79,15 @@ def step_term(
         )
     values, ids = returns, groups.ids
     if repeats != "all":
-        visits, num_visits = first_appearance_ids(
+        visits, visit_sizes = first_appearance_groups(
             rows.trajectory.view(np.uint64)[:, None], groups.ids
         )
         in_group = visits >= 0
-        first = np.empty(num_visits, np.intp)
+        first = np.empty(len(visit_sizes), np.intp)
         first[visits[in_group][::-1]] = np.flatnonzero(in_group)[::-1]
         values, ids = returns[first], groups.ids[first]
         if repeats == "mean":
-            sums = segments.group_sums(returns[in_group], visits[in_group], num_visits)
-            values = sums / np.bincount(visits[in_group], minlength=num_visits)
+            sums = segments.group_sums(returns[in_group], visits[in_group], len(visit_sizes))
+            values = sums / visit_sizes
     statistics = GroupStatistics.of(values, ids, groups.num_groups)
     return statistics.relative(returns, groups.ids, how, min_size=min_size)

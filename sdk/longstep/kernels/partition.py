@@ -11,42 +11,41 @@ from numpy.typing import NDArray
 
 from longstep.kernels import Kernel, backend
 
-__all__ = ["KERNELS", "first_appearance_ids"]
+__all__ = ["KERNELS", "first_appearance_groups"]
 
 _ODD_1 = np.uint64(0x9E3779B97F4A7C15)
 _ODD_2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT = np.uint64(32)
 
 
-def first_appearance_ids(
+def first_appearance_groups(
     words: NDArray[np.uint64], classes: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], int]:
-    """Ids of rows: two rows have one id exactly when their class and all their words are equal.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids of rows and sizes of their groups: two rows have one id exactly when their class and all their words are equal.
 
     Args:
         words: [N, W] any 64-bit words.
         classes: [N] integers; a row of a negative class gets id -1.
 
     Returns:
-        ids [N], numbered 0..G-1 by the first row that has each; and G.
+        ids [N], numbered 0..G-1 by the first row that has each; and the number of rows of each [G].
     """
     num_rows = len(words)
     if backend() == "numba" and num_rows < 2**30:
         return _first_appearance_kernel(np.ascontiguousarray(words), classes)
     counted = classes >= 0
-    if not counted.all():
-        ids = np.full(num_rows, -1, np.int64)
-        ids[counted], num_groups = _ids_by_sorting(words[counted], classes[counted])
-        return ids, num_groups
-    return _ids_by_sorting(words, classes)
+    if counted.all():
+        ids = _ids_by_sorting(words, classes)
+        return ids, np.bincount(ids)
+    ids = np.full(num_rows, -1, np.int64)
+    ids[counted] = _ids_by_sorting(words[counted], classes[counted])
+    return ids, np.bincount(ids[counted])
 
 
-def _ids_by_sorting(
-    words: NDArray[np.uint64], classes: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], int]:
+def _ids_by_sorting(words: NDArray[np.uint64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
     num_rows = len(words)
     if not num_rows:
-        return np.zeros(0, np.int64), 0
+        return np.zeros(0, np.int64)
     columns = [classes.view(np.uint64), *(np.ascontiguousarray(column) for column in words.T)]
     hashes = _mix(columns)
     order = np.argsort(hashes)
@@ -62,7 +61,7 @@ def _ids_by_sorting(
         segment[order] = np.cumsum(is_start) - 1
         representative = first_G[segment]
     is_first = representative == np.arange(num_rows)
-    return (np.cumsum(is_first) - 1)[representative], len(first_G)
+    return (np.cumsum(is_first) - 1)[representative]
 
 
 def _changes(ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -87,13 +86,14 @@ def _mix(columns: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
 
 def _first_appearance_loop(
     words: NDArray[np.uint64], classes: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], int]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     num_rows, num_words = words.shape
     num_slots = 16
     while num_slots < 2 * num_rows:
         num_slots *= 2
     first_row = np.full(num_slots, -1, np.int32)
     ids = np.full(num_rows, -1, np.int64)
+    sizes = np.empty(num_rows, np.int64)
     num_groups = 0
     last_slot = np.uint64(num_slots - 1)
     for row in range(num_rows):
@@ -110,6 +110,7 @@ def _first_appearance_loop(
             if other < 0:
                 first_row[slot] = row
                 ids[row] = num_groups
+                sizes[num_groups] = 1
                 num_groups += 1
                 break
             same = classes[other] == classes[row]
@@ -117,13 +118,14 @@ def _first_appearance_loop(
                 same = same and words[other, word] == words[row, word]
             if same:
                 ids[row] = ids[other]
+                sizes[ids[other]] += 1
                 break
             slot = (slot + np.uint64(1)) & last_slot
-    return ids, num_groups
+    return ids, sizes[:num_groups].copy()
 
 
 _first_appearance_kernel = Kernel(
-    _first_appearance_loop, "Tuple((int64[::1], int64))(uint64[:, ::1], int64[::1])"
+    _first_appearance_loop, "Tuple((int64[::1], int64[::1]))(uint64[:, ::1], int64[::1])"
 )
 
 KERNELS = (_first_appearance_kernel,)
