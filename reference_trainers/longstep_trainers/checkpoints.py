@@ -36,7 +36,8 @@ class TrainerState:
     optimizer_steps: int = 0
     policy_version: int = 0
     """Times that the engine took over new weights."""
-    episodes: int = 0
+    task_position: int = 0
+    """Where the stream of training tasks stands."""
     eval_success_before: float | None = None
     """Success on the held-out panel before the first update."""
     train_seconds: float = 0.0

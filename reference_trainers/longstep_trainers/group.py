@@ -17,7 +17,7 @@ import copy
 import json
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from longstep.errors import ConfigError
 from longstep.policy import EnginePolicy
 from longstep.recording import RolloutBatch
 from longstep.rollout import Rollout
-from longstep.tasks import panel, task_stream
+from longstep.tasks import TaskStream, panel
 from longstep.vector import GroupVectorEnv
 from longstep_bindings.engines.transformers_engine import TransformersEngine
 from numpy.typing import NDArray
@@ -84,11 +84,15 @@ def train(config: RunConfig) -> dict[str, Any]:
     make_env = AgentEnvFactory(config, tokenizer)
     held_out = panel(config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs)
     num_groups = config.env.rollout.groups_per_iteration
-    tasks = task_stream(config.env.name, config.seed, env_kwargs=config.env.kwargs)
-    tasks = islice(tasks, state.iteration * num_groups, None)
 
     with (
-        GroupVectorEnv(make_env, config.env.rollout.batch_size) as envs,
+        TaskStream(
+            config.env.name,
+            config.seed,
+            env_kwargs=config.env.kwargs,
+            position=state.task_position,
+        ) as tasks,
+        closing(GroupVectorEnv(make_env, config.env.rollout.batch_size)) as envs,
         MetricsLogger(output_dir, resume_from=state.iteration, config=config) as tracker,
         GracefulStop() as stop,
     ):
@@ -128,14 +132,12 @@ def train(config: RunConfig) -> dict[str, Any]:
                     summary = batch.summary()
                     advantages = _advantages(batch, config)
                     metrics = {f"rollout/{name}": value for name, value in summary.items()}
-                    metrics |= {
-                        f"credit/{name}": value for name, value in advantages.metrics().items()
-                    }
+                    metrics |= _credit_metrics(advantages)
                     rows = Rows.from_columns(batch.to_numpy(), advantages.total)
                     metrics |= _update(rows, model, reference, optimizer, config, state)
                     state.iteration += 1
                     state.env_steps += int(summary["env_steps"])
-                    state.episodes += int(summary["num_trajectories"])
+                    state.task_position = tasks.position
                     state.policy_version += 1
                     engine.policy_version = state.policy_version
                     updated = time.perf_counter()
@@ -213,6 +215,23 @@ def _advantages(batch: RolloutBatch, config: RunConfig) -> credit.Advantages:
         step_groups=step_groups,
         **common,
     )
+
+
+def _credit_metrics(advantages: credit.Advantages) -> dict[str, float]:
+    """What tells whether credit can work on this batch; warnings go to the log."""
+    found = advantages.diagnostics
+    for warning in found.warnings:
+        _log.info("%s", warning)
+    sizes = found.group_size_histogram
+    num_groups = sum(sizes.values())
+    grouped = sum(size * count for size, count in sizes.items())
+    return {
+        "credit/zero_variance_share": found.zero_variance_groups / max(found.num_episode_groups, 1),
+        "credit/step_group_size_mean": grouped / num_groups if num_groups else 0.0,
+        "credit/singleton_share": found.singleton_share,
+        "credit/step_variance_share": found.step_variance_share,
+        "credit/advantage_std": float(advantages.total.std()) if advantages.total.size else 0.0,
+    }
 
 
 def _update(

@@ -1,0 +1,169 @@
+"""From settings to objects: the agent's environments, the model and its tokenizer."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from longstep.env import LLMAgentEnv
+from longstep.errors import ConfigError
+from longstep.memory import Memory, RetrievalMemory, SimpleMemory, WindowMemory
+from longstep.prompt import PromptTemplate
+from longstep.registration import make
+
+from longstep_trainers.config import EnvConfig, MemoryConfig, RunConfig
+
+__all__ = ["AgentEnvFactory", "prepare_model"]
+
+
+class AgentEnvFactory:
+    """Makes the environments of a run; each call gives a new one."""
+
+    def __init__(self, config: RunConfig, tokenizer: Any | None = None) -> None:
+        """Args:
+        config: Settings of the run.
+        tokenizer: Counts the tokens of prompts; None makes prompts without a budget.
+        """
+        self._config = config
+        self._tokenizer = tokenizer
+        self._prompt: PromptTemplate | None = None
+
+    def __call__(self) -> LLMAgentEnv:
+        """A new environment, wrapped as the settings say."""
+        env_config = self._config.env
+        in_reward = self._config.algorithm.penalty_scope == "reward"
+        penalty = self._config.algorithm.invalid_action_penalty if in_reward else 0.0
+        env = make(
+            env_config.name,
+            **{
+                **env_config.kwargs,
+                "max_steps": env_config.max_steps,
+                "memory": _memory(env_config.memory),
+                "invalid_action_penalty": penalty,
+                "reward_scale": env_config.reward_scale,
+            },
+        )
+        if self._prompt is None:
+            self._prompt = self._template(env)
+        env.prompt = self._prompt
+        return env
+
+    def _template(self, env: LLMAgentEnv) -> PromptTemplate:
+        """The environment's own template with what the settings change, under the token budget."""
+        if env.prompt is None:
+            env.reset(seed=0)  # a plain template depends on what the first reset tells
+        own, given = env.prompt, self._config.env.prompt
+        assert own is not None
+        system = own.system if given.system is None else given.system
+        user = own.user if given.user is None else given.user
+        first_user = own.first_user if given.user is None else None
+        if self._tokenizer is None:
+            return PromptTemplate(system, user, first_user=first_user, drop_order=own.drop_order)
+        return PromptTemplate(
+            system,
+            user,
+            first_user=first_user,
+            max_tokens=self._config.prompt_max_tokens - self._num_template_tokens(bool(system)),
+            count_tokens=self._count_tokens,
+            drop_order=own.drop_order,
+        )
+
+    def _count_tokens(self, text: str) -> int:
+        assert self._tokenizer is not None
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _num_template_tokens(self, has_system: bool) -> int:
+        """Tokens that the chat template puts around the contents, with one to spare at each seam."""
+        assert self._tokenizer is not None
+        roles = ["system", "user"] if has_system else ["user"]
+        text = self._tokenizer.apply_chat_template(
+            [{"role": role, "content": ""} for role in roles],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        return self._count_tokens(text) + len(roles)
+
+
+def _memory(config: MemoryConfig) -> Memory | None:
+    if config.name is None:
+        return None
+    return {
+        "simple": SimpleMemory,
+        "window": lambda: WindowMemory(config.window_size),
+        "retrieval": lambda: RetrievalMemory(config.top_k),
+    }[config.name]()
+
+
+def prepare_model(config: RunConfig) -> tuple[Any, Any]:
+    """Model and tokenizer, on the device that is there, with an adapter where the settings ask for one."""
+    if config.model.is_embedded:
+        model, tokenizer = _embedded(config)
+    else:
+        from longstep_trainers.model import load_model
+
+        model, tokenizer = load_model(config.model.model_path, dtype=config.model.dtype)
+    if config.model.use_lora:
+        from longstep_trainers.model import apply_lora
+
+        model = apply_lora(
+            model,
+            r=config.model.lora_r,
+            alpha=config.model.lora_alpha,
+            dropout=config.model.lora_dropout,
+            target_modules=config.model.lora_target_modules,
+            seed=config.seed,
+        )
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and config.train.max_length > limit:
+        raise ConfigError(
+            f"expected `train.max_length` of at most {limit}, which is what the model reads, got "
+            f"{config.train.max_length}; lower it"
+        )
+    return model, tokenizer
+
+
+def _embedded(config: RunConfig) -> tuple[Any, Any]:
+    """A model of the settings' size whose vocabulary is what its environment says."""
+    import torch
+    from longstep_trainers.embedded import build_embedded
+
+    texts, actions = _corpus(AgentEnvFactory(config), config.env)
+    size = config.model.embedded
+    model, tokenizer = build_embedded(
+        texts,
+        actions=actions,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        max_length=config.train.max_length,
+        seed=config.seed,
+    )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def _corpus(
+    make_env: AgentEnvFactory, config: EnvConfig, *, num_episodes: int = 64
+) -> tuple[list[str], list[str]]:
+    """What a random player reads, and the actions it is offered."""
+    player = random.Random(0)
+    texts: dict[str, None] = {}
+    actions: dict[str, None] = {}
+    env = make_env()
+    try:
+        for seed in range(num_episodes):
+            _, info = env.reset(seed=seed)
+            done = False
+            while not done:
+                texts.update(dict.fromkeys(m.content for m in info["prompt"].messages))
+                choices = info["allowed_completions"] or info["admissible_actions"]
+                if not choices:
+                    raise ConfigError(
+                        f"expected an environment that names its admissible actions, got `{config.name}` without; "
+                        "the embedded model learns from them alone: set `model.model_path` to a pretrained model"
+                    )
+                actions.update(dict.fromkeys(choices))
+                _, _, terminated, truncated, info = env.step(player.choice(choices))
+                done = terminated or truncated
+    finally:
+        env.close()
+    return list(texts), sorted(actions)
