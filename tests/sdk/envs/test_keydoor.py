@@ -2,7 +2,6 @@ import random
 from collections import deque
 
 import gymnasium
-import msgpack
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
@@ -10,6 +9,8 @@ from gymnasium.utils.env_checker import check_env
 
 from longstep.envs import KeyDoorEnv
 from longstep.errors import ConfigError, DataError, EnvError, UnsupportedTypeError
+
+msgpack = pytest.importorskip("msgpack", reason="needs the extra `bindings`")
 
 SIZES = [(2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (5, 3)]
 

@@ -1,7 +1,6 @@
 import random
 
 import gymnasium
-import msgpack
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
@@ -9,6 +8,8 @@ from gymnasium.utils.env_checker import check_env
 
 from longstep.envs import SokobanEnv
 from longstep.errors import ConfigError, DataError, EnvError, UnsupportedTypeError
+
+msgpack = pytest.importorskip("msgpack", reason="needs the extra `bindings`")
 
 CODES = "#_O*XPS"
 
