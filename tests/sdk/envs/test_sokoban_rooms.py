@@ -62,7 +62,7 @@ def test_flood_reaches_what_is_connected():
 
 @pytest.mark.parametrize(("dim_room", "num_boxes"), SMALL + LARGE)
 def test_room_is_walled_in_connected_and_has_its_boxes_off_target(dim_room, num_boxes):
-    for seed in range(30):
+    for seed in range(40 if num_boxes < 3 else 8):
         room = room_of(seed, dim_room, num_boxes)
         height, width = dim_room
         for cell in cells_of(room.floor):
@@ -76,7 +76,7 @@ def test_room_is_walled_in_connected_and_has_its_boxes_off_target(dim_room, num_
 
 @pytest.mark.parametrize(("dim_room", "num_boxes"), SMALL)
 def test_solver_solves_every_small_room_and_the_pulls_are_its_fewest_pushes(dim_room, num_boxes):
-    for seed in range(150):
+    for seed in range(100):
         room = room_of(seed, dim_room, num_boxes)
         actions = solve(room)
         assert actions is not None
@@ -88,7 +88,7 @@ def test_solver_solves_every_small_room_and_the_pulls_are_its_fewest_pushes(dim_
 
 @pytest.mark.parametrize(("dim_room", "num_boxes"), LARGE)
 def test_large_rooms_are_solved_by_the_solver_and_by_the_pulls_undone(dim_room, num_boxes):
-    for seed in range(12):
+    for seed in range(8):
         room = room_of(seed, dim_room, num_boxes)
         assert play(room, walk_and_push(room, room.pushes)) == (True, room.num_pulls)
         actions = solve(room)
