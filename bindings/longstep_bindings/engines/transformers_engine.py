@@ -169,7 +169,9 @@ class TransformersEngine:
 
     def _batches(self, rows: list[_Row]) -> list[list[_Row]]:
         """`rows` by length, split so that no batch holds more than `max_batch_tokens` positions."""
-        rows = sorted(rows, key=lambda row: (len(row.prompt_ids), id(row.prompt_ids)))
+        # Equal prompts stand side by side, in an order that is the same in every run.
+        first = {id(row.prompt_ids): place for place, row in reversed(list(enumerate(rows)))}
+        rows = sorted(rows, key=lambda row: (len(row.prompt_ids), first[id(row.prompt_ids)]))
         batches: list[list[_Row]] = []
         longest_new = 0
         for row in rows:

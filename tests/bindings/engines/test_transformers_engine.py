@@ -3,7 +3,6 @@
 import random
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -12,7 +11,7 @@ from longstep.errors import ConfigError
 from longstep.policy import Engine, EnginePolicy
 from longstep.types import FinishReason, GenerationRequest, Message, Prompt
 from longstep_bindings.engines.transformers_engine import TransformersEngine
-from longstep_trainers.embedded import build_embedded
+from longstep_trainers.model import apply_lora, build_embedded
 
 WORDS = [
     "room",
@@ -63,28 +62,45 @@ def observation(seed: int, num_words: int = 18) -> str:
     return f"You play a game of rooms, keys and doors. You see: {words}."
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "lora"])
-def parts(request):
-    """The embedded model, and small ones of other families that take other paths through the engine."""
-    model, tokenizer = build_embedded(
-        [observation(seed) for seed in range(50)], actions=ACTIONS, max_length=256
-    )
-    if request.param in ("qwen2", "qwen3"):
-        model = other_family(request.param, model.config)
-    if request.param == "lora":
-        model = peft.get_peft_model(
-            model, peft.LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-        ).eval()
-    with torch.no_grad():  # large enough weights that the distributions are far from uniform
+def sharpen(model):
+    """Make the weights so large that the distributions are far from uniform."""
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4)
+
+
+def build_parts():
+    texts = [observation(seed) for seed in range(50)]
+    model, tokenizer = build_embedded(texts, actions=ACTIONS, max_length=256)
+    sharpen(model)
     return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return build_parts()
 
 
 @pytest.fixture
 def engine(parts):
     return TransformersEngine(*parts)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "lora"])
+def any_parts(request):
+    """The embedded model, and small ones of other families that take other paths through the engine."""
+    model, tokenizer = build_parts()
+    if request.param in ("qwen2", "qwen3"):
+        model = other_family(request.param, model.config)
+        sharpen(model)
+    if request.param == "lora":
+        model = apply_lora(model, target_modules=["q_proj", "up_proj"]).eval()
+        with torch.no_grad():  # a fresh adapter changes nothing; this one must
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(generator=torch.Generator().manual_seed(0))
+    return model, tokenizer
 
 
 def request(number: int, text: str | None = None, **settings) -> GenerationRequest:
@@ -137,25 +153,27 @@ def test_it_is_an_engine_and_serves_a_policy(engine):
     assert {completion.request_id for completion in policy.poll(0.0)} == {"r0", "r1"}
 
 
-def test_logprobs_equal_those_of_a_plain_forward_under_the_same_mask(parts, engine):
+def test_logprobs_equal_those_of_a_plain_forward_under_the_same_mask(any_parts):
     requests = mixed_requests()
-    for asked, completion in zip(requests, engine.generate(requests), strict=True):
+    completions = TransformersEngine(*any_parts).generate(requests)
+    for asked, completion in zip(requests, completions, strict=True):
         assert completion.error is None
         assert completion.request_id == asked.request_id
-        expected = reference_logprobs(parts[0], completion, asked.temperature)
+        expected = reference_logprobs(any_parts[0], completion, asked.temperature)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
-def test_a_result_does_not_depend_on_the_rest_of_the_batch(parts, engine):
+def test_a_result_does_not_depend_on_the_rest_of_the_batch(any_parts):
+    engine = TransformersEngine(*any_parts)
     requests = mixed_requests()
     together = engine.generate(requests)
     shuffled = list(range(len(requests)))
     random.Random(1).shuffle(shuffled)
-    small = TransformersEngine(*parts, max_batch_tokens=200)
+    small = TransformersEngine(*any_parts, max_batch_tokens=200)
     again = small.generate([requests[i] for i in shuffled])
     for place, number in enumerate(shuffled):
         assert_same(together[number], again[place])
-    for asked, completion in zip(requests, together, strict=True):
+    for asked, completion in list(zip(requests, together, strict=True))[::5]:
         assert_same(completion, engine.generate([asked])[0])
 
 
@@ -167,7 +185,7 @@ def test_the_same_call_twice_gives_the_same_bytes(engine):
 
 
 def test_seeds_give_independent_draws_of_the_right_frequencies(engine):
-    requests = [request(n, observation(0), allowed=ACTIONS) for n in range(3000)]
+    requests = [request(n, observation(0), allowed=ACTIONS) for n in range(1000)]
     completions = engine.generate(requests)
     assert len({completion.text for completion in completions}) > 3
     # "go" is a single token apart from its longer forms, so every action is one choice among six.
@@ -200,7 +218,7 @@ def test_a_tiny_top_p_is_greedy(engine):
 def test_a_free_completion_ends_at_the_end_of_turn(parts):
     model, tokenizer = parts
     engine = TransformersEngine(model, tokenizer)
-    completions = engine.generate([request(n, max_tokens=200) for n in range(60)])
+    completions = engine.generate([request(n, max_tokens=200) for n in range(40)])
     ended = [c for c in completions if c.finish_reason is FinishReason.STOP]
     assert ended, "no sample ended its turn; the test needs other weights"
     for completion in ended:
@@ -225,7 +243,7 @@ def test_a_stop_string_ends_the_completion_and_stays_out_of_its_text(engine):
 @pytest.mark.parametrize("allowed", [ACTIONS, WILD])
 def test_a_constrained_completion_is_exactly_one_of_the_strings(parts, engine, allowed):
     _, tokenizer = parts
-    requests = [request(n, allowed=allowed, max_tokens=64) for n in range(200)]
+    requests = [request(n, allowed=allowed, max_tokens=64) for n in range(100)]
     completions = engine.generate(requests)
     for completion in completions:
         assert completion.text in allowed
