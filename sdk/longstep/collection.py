@@ -11,8 +11,8 @@ import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -209,7 +209,7 @@ class Collection:
         if result.terminated:
             return StopReason.TERMINATED
         if result.truncated:
-            return StopReason.TIME_LIMIT if result.info.get("time_limit") else StopReason.TRUNCATED
+            return _why_truncated(result.info)
         invalid_limit, token_limit = settings.max_invalid_in_row, settings.max_total_tokens
         if invalid_limit is not None and member.invalid_in_row > invalid_limit:
             return StopReason.INVALID_ACTION
@@ -364,3 +364,9 @@ class Collection:
                         del self._in_flight[result.slot]
                 if not results and deadline - time.monotonic() > 0.5 * left_s:
                     self._in_flight.clear()  # at once nothing: no command is under way
+
+
+def _why_truncated(info: Mapping[str, Any]) -> StopReason:
+    if info.get("over_budget"):
+        return StopReason.BUDGET
+    return StopReason.TIME_LIMIT if info.get("time_limit") else StopReason.TRUNCATED

@@ -114,11 +114,12 @@ def allowed_completions(info: dict[str, Any]) -> tuple[str, ...]:
     Raises:
         ConfigError: It does not say.
     """
-    allowed = info.get("allowed_completions") or info.get("admissible_actions")
+    key = "allowed_completions" if "allowed_completions" in info else "admissible_actions"
+    allowed = info.get(key)
     if not allowed:
         raise ConfigError(
-            "expected `allowed_completions` or `admissible_actions` in the environment's info with "
-            "`constrain=True`, got neither; have the environment list its actions, or use "
-            "constrain=False"
+            f"expected a list of completions in the environment's info[{key!r}] with "
+            f"`constrain=True`, got {allowed}; have the environment list its admissible actions and "
+            "the parser have `constraint`, or use constrain=False"
         )
     return tuple(allowed)

@@ -1,7 +1,8 @@
 """The Policy protocol: anything that turns prompts into completions, in process or remote.
 
 `submit` hands over requests and returns at once; `poll` returns whatever is ready. Completions come in any order and
-are matched by `request_id`. A policy never raises for one bad request: it answers it with `FinishReason.ERROR`.
+are matched by `request_id`. A policy never raises for one bad request: it answers it with `FinishReason.ERROR`. A policy
+may also have `cancel(request_ids)`, which withdraws requests; `Rollout` calls it for what nobody waits for any more.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ class EnginePolicy:
         batch, self._pending = self._pending[:size], self._pending[size:]
         return self.engine.generate(batch)
 
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Withdraw requests that are still pending; they are never answered. Unknown ids are passed over."""
+        withdrawn = set(request_ids)
+        self._pending = [r for r in self._pending if r.request_id not in withdrawn]
+
 
 class FunctionPolicy:
     """A plain function from a request to a text, as a policy: scripted experts, random players, tests.
@@ -112,11 +118,18 @@ class FunctionPolicy:
         batch, self._pending = self._pending, []
         return [self._answer(request) for request in batch]
 
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Withdraw requests that are still pending; they are never answered. Unknown ids are passed over."""
+        withdrawn = set(request_ids)
+        self._pending = [r for r in self._pending if r.request_id not in withdrawn]
+
     def _answer(self, request: GenerationRequest) -> Completion:
         text, error = "", None
         try:
             text = self._function(request)
-        except Exception as failure:  # the policy's contract: one bad request is one failed completion
+        except (
+            Exception
+        ) as failure:  # the policy's contract: one bad request is one failed completion
             error = f"{type(failure).__name__}: {failure}"
         empty_ids = np.empty(0, dtype=np.int32)
         return Completion(

@@ -11,7 +11,8 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,23 @@ __all__ = ["read_trajectories", "write_batch"]
 _TEXTS = "trajectories.jsonl"
 _HEADER = {"format": "longstep.RolloutBatch", "version": 1}
 _TAG = "$"
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading another file, or a damaged one, may raise."""
+_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
 
 
 def write_batch(trajectories: Sequence[Trajectory], path: str | PathLike[str]) -> None:
@@ -77,20 +95,12 @@ def read_trajectories(path: str | PathLike[str]) -> tuple[Trajectory, ...]:
             arrays[f"value/{k}"] for k in range(sum(name.startswith("value/") for name in arrays))
         ]
         return tuple(_trajectory_from_json(line, completions, values) for line in lines[1:])
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        StopIteration,
-        EOFError,
-    ) as error:
+    except _DAMAGE as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"expected a file of `RolloutBatch.save` at `{path}`, got one that is damaged or something else "
-            f"({type(error).__name__}: {error})"
+            f"expected a file of `RolloutBatch.save` at `{path}`, got one that is damaged or "
+            f"something else ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -139,8 +149,9 @@ def _trajectory_from_json(
 ) -> Trajectory:
     task = {**line["task"], "options": _decode(line["task"]["options"], values)}
     steps = tuple(_step_from_json(step, next(completions), values) for step in line["steps"])
-    fields = {**line, "task": Task(**task), "steps": steps}
-    return Trajectory(**{**fields, "stop_reason": StopReason(line["stop_reason"])})
+    fields: dict[str, Any] = {**line, "task": Task(**task), "steps": steps}
+    fields["stop_reason"] = StopReason(line["stop_reason"])
+    return Trajectory(**fields)
 
 
 def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any
         "prompt": {
             "messages": [[message.role, message.content] for message in prompt.messages],
             "images": _encode(list(prompt.images), values),
-            "num_tokens": prompt.num_tokens,
+            "num_tokens": None if prompt.num_tokens is None else int(prompt.num_tokens),
             "dropped": [[d.part, d.how, d.num_characters] for d in prompt.dropped],
         },
         "completion": {
@@ -180,23 +191,23 @@ def _step_from_json(
         arrays = {**arrays, "allowed_token_ids": None}
     completion["finish_reason"] = FinishReason(completion["finish_reason"])
     text, valid, reason = line["action"]
-    return StepRecord(
-        **{
-            **line,
-            "prompt": Prompt(
-                messages=tuple(Message(role=r, content=c) for r, c in prompt["messages"]),
-                images=tuple(_decode(prompt["images"], values)),
-                num_tokens=prompt["num_tokens"],
-                dropped=tuple(
-                    Dropped(part=p, how=h, num_characters=n) for p, h, n in prompt["dropped"]
-                ),
+    fields: dict[str, Any] = {
+        **line,
+        "prompt": Prompt(
+            messages=tuple(Message(role=role, content=text) for role, text in prompt["messages"]),
+            images=tuple(_decode(prompt["images"], values)),
+            num_tokens=prompt["num_tokens"],
+            dropped=tuple(
+                Dropped(part=part, how=how, num_characters=count)
+                for part, how, count in prompt["dropped"]
             ),
-            "completion": Completion(**completion, **arrays),
-            "action": Action(text=text, valid=valid, reason=reason),
-            "observation": _decode(line["observation"], values),
-            "state_key": bytes.fromhex(line["state_key"]),
-        }
-    )
+        ),
+        "completion": Completion(**completion, **arrays),
+        "action": Action(text=text, valid=valid, reason=reason),
+        "observation": _decode(line["observation"], values),
+        "state_key": bytes.fromhex(line["state_key"]),
+    }
+    return StepRecord(**fields)
 
 
 def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
@@ -229,55 +240,55 @@ def _encode(value: Any, values: list[NDArray[Any]]) -> Any:
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            raise UnsupportedTypeError(
-                f"expected arrays of numbers or fixed-size items to save, got dtype {array.dtype}; convert it first"
-            )
-        values.append(array)
-        return {
-            _TAG: "array" if isinstance(value, np.ndarray) else "scalar",
-            "value": len(values) - 1,
-        }
+        return _encode_array(cast("NDArray[Any] | np.generic[Any]", value), values)
     if isinstance(value, bytes):
         return {_TAG: "bytes", "value": value.hex()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = cast("Sequence[Any]", list(value))
-        kind = next(
-            k for k in ("list", "tuple", "frozenset", "set") if isinstance(value, _KINDS[k])
-        )
-        encoded = [_encode(item, values) for item in items]
-        if kind in ("set", "frozenset"):
-            encoded.sort(key=json.dumps)
-        return encoded if kind == "list" else {_TAG: kind, "value": encoded}
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
         return {_TAG: "dict", "value": [[_encode(k, values), _encode(v, values)] for k, v in pairs]}
-    if isinstance(value, (str, bool, int, float)):  # subclasses: enums, np.float64
-        base = next(kind for kind in (str, bool, int, float) if isinstance(value, kind))
-        return base(value)
+    for kind, container in _CONTAINERS.items():
+        if isinstance(value, cast("type", container)):
+            encoded = [_encode(item, values) for item in cast("Iterable[Any]", value)]
+            if kind in ("set", "frozenset"):  # no order of its own; the file must not depend on it
+                encoded.sort(key=json.dumps)
+            return encoded if kind == "list" else {_TAG: kind, "value": encoded}
+    for base in (str, bool, int, float):
+        if isinstance(value, base):  # an enum or another subclass is saved as its plain value
+            return base(value)
     raise UnsupportedTypeError(
-        f"expected observations and options of JSON or array types to save, got {type(value).__name__}; "
-        "have the environment return text, numbers, arrays, lists, tuples, sets or dicts"
+        "expected observations and options of JSON or array types to save, got "
+        f"{type(value).__name__}; use text, numbers, arrays, lists, tuples, sets or dicts"
     )
 
 
-def _decode(value: Any, values: list[NDArray[Any]]) -> Any:
+def _encode_array(value: NDArray[Any] | np.generic[Any], values: list[NDArray[Any]]) -> Any:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise UnsupportedTypeError(
+            f"expected arrays of numbers or fixed-size items to save, got dtype {array.dtype}; "
+            "convert it first"
+        )
+    values.append(array)
+    kind = "array" if isinstance(value, np.ndarray) else "scalar"
+    return {_TAG: kind, "value": len(values) - 1}
+
+
+def _decode(value: Any, values: list[Any]) -> Any:
     if isinstance(value, list):
         return [_decode(item, values) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
     tagged = cast("dict[str, Any]", value)
     kind, inner = tagged[_TAG], tagged["value"]
+    decoded: Any = None
     if kind == "array":
-        return values[inner]
-    if kind == "scalar":
-        return values[inner][()]
-    if kind == "bytes":
-        return bytes.fromhex(inner)
-    if kind == "dict":
-        return {_decode(k, values): _decode(v, values) for k, v in inner}
-    return _KINDS[kind](_decode(item, values) for item in inner)
-
-
-_KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset, "set": set}
+        decoded = values[inner]
+    elif kind == "scalar":
+        decoded = values[inner][()]
+    elif kind == "bytes":
+        decoded = bytes.fromhex(inner)
+    elif kind == "dict":
+        decoded = {_decode(k, values): _decode(v, values) for k, v in inner}
+    else:
+        decoded = _CONTAINERS[kind]([_decode(item, values) for item in inner])
+    return decoded
