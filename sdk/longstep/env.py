@@ -213,7 +213,7 @@ class LLMAgentEnv(PassThroughEnv):
             "action_reason": read.reason,
             "raw_reward": raw_reward,
             "success": self._success,
-            "time_limit": at_limit and truncated,
+            "time_limit": at_limit and truncated and not terminated,
         }
         done = terminated or truncated
         self._ask_memory(self.memory.update, before, read.text, raw_reward, done, info)
@@ -287,6 +287,11 @@ class LLMAgentEnv(PassThroughEnv):
         Of an environment that `longstep.make` or Gymnasium made, a new one; of one without a spec, a copy.
         """
         return self._spec or self._derive_spec()
+
+    @property
+    def has_own_spec(self) -> bool:
+        """True when `make` made it, False when `spec` is derived from the wrapped environment."""
+        return self._spec is not None
 
     @spec.setter
     def spec(self, value: EnvSpec | None) -> None:  # type: ignore[override]

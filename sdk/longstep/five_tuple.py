@@ -12,7 +12,7 @@ import numpy as np
 
 from longstep.errors import EnvError
 
-__all__ = ["StepResult", "read_reset", "read_step", "read_success"]
+__all__ = ["StepResult", "read_reset", "read_reward", "read_step", "read_success"]
 
 _SUCCESS_KEYS = ("success", "is_success", "won")
 
@@ -55,7 +55,7 @@ def read_step(env: gymnasium.Env[Any, Any], result: Any) -> StepResult:
             )
     return StepResult(
         observation=observation,
-        reward=_read_reward(env, reward),
+        reward=read_reward(env, reward),
         terminated=bool(terminated),
         truncated=bool(truncated),
         info=_read_info(env, "step", info),
@@ -70,7 +70,8 @@ def read_success(info: Mapping[str, Any]) -> bool | None:
     return None
 
 
-def _read_reward(env: gymnasium.Env[Any, Any], reward: Any) -> float:
+def read_reward(env: gymnasium.Env[Any, Any], reward: Any) -> float:
+    """The reward as a float, or an EnvError when it is no finite number."""
     try:
         number = float(reward)
     except (TypeError, ValueError):
