@@ -30,15 +30,15 @@ from longstep.errors import (
 )
 from longstep_bindings.curve import ClientKeys, use_client_keys
 from longstep_bindings.failures import Failure, raisable
-from longstep_bindings.heads import Head, Kind, WrongVersionError, pack_head, unpack_head
+from longstep_bindings.heads import Head, Kind, pack_head, unpack_head
 from longstep_bindings.limits import Limits
 from longstep_bindings.pending import Pending
-from longstep_bindings.transport import prepare, receive, send
+from longstep_bindings.transport import has_message, prepare, receive, send, wait
 from longstep_bindings.waker import Waker
 
 __all__ = ["ClientLoop", "Welcome"]
 
-_TICK_MS = 100
+_TICK_S = 0.1
 _HELLO_AGAIN_S = 0.5
 _GRACE_S = 0.5
 """How long after a deadline the server's own report of it is waited for."""
@@ -183,16 +183,14 @@ class ClientLoop:
         self._waker.close()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._waker.fileno(), zmq.POLLIN)
         while not self._closing.is_set():
             # a socket without a connection is never ready to send, so a full outbox does not spin
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
-            ready = dict(poller.poll(_TICK_MS))
-            if self._waker.fileno() in ready:
+            to_send = bool(self._outbox)
+            is_ready, was_woken = wait(self._socket, self._waker, _TICK_S, to_send=to_send)
+            if was_woken:
                 self._waker.clear()
             self._take_commands()
-            if self._socket in ready:
+            if is_ready:
                 self._flush()
                 self._take_messages()
             self._keep_time(time.monotonic())
@@ -261,13 +259,11 @@ class ClientLoop:
 
     def _take_messages(self) -> None:
         for _ in range(100):  # then look at commands and the time again
+            if not has_message(self._socket):
+                return
             try:
                 _, frames = receive(self._socket, self.limits, routed=False)
                 head = unpack_head(bytes(frames[0]))
-            except zmq.Again:
-                return
-            except WrongVersionError as error:
-                self._refuse(error)
             except ProtocolError as error:
                 self._refuse(error)
             else:

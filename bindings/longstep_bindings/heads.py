@@ -25,7 +25,8 @@ MAX_OPEN = 4096
 _MAX_TEXT = 10_000
 _MAX_REMAINING_MS = 1 << 40
 _MAX_DEPTH = 4
-_MAX_HEAD_ITEMS = 16_384
+_SMALL_HEAD_BYTES = 256
+"""A head of this size may claim at most 85 arrays of `MAX_OPEN`: 3 MB for a moment, not worth a walk."""
 
 
 class Kind(IntEnum):
@@ -110,8 +111,9 @@ def unpack_head(frame: bytes) -> Head:
         ProtocolError: It is not a head of this version of the protocol. The token of a head of another version is
             in the error's `token` attribute where one could be read.
     """
-    check_body(frame, max_depth=_MAX_DEPTH, max_items=_MAX_HEAD_ITEMS)
-    parts = unpack(frame)
+    if len(frame) > _SMALL_HEAD_BYTES:
+        check_body(frame, max_depth=_MAX_DEPTH, max_items=len(frame))
+    parts = unpack(frame, max_array_len=MAX_OPEN, max_map_len=256)
     if type(parts) is not list or len(parts) < 3:
         raise ProtocolError("expected a head [version, kind, token, ...]")
     version, kind, token, *fields = parts

@@ -38,7 +38,7 @@ from longstep_bindings.heads import Head, Kind, WrongVersionError, pack_head, un
 from longstep_bindings.limits import Limits
 from longstep_bindings.sessions import Book
 from longstep_bindings.terms import Terms
-from longstep_bindings.transport import receive, send
+from longstep_bindings.transport import has_message, receive, send, wait
 from longstep_bindings.waker import Waker
 from longstep_bindings.wire import encode
 
@@ -100,17 +100,14 @@ class Hub:
 
     def run(self, stopping: threading.Event) -> None:
         """Serve until `stopping` is set and the waker woken, then say goodbye to every client."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self.waker.fileno(), zmq.POLLIN)
         tick_at = time.monotonic() + _TICK_S
         while not stopping.is_set():
             due = min(tick_at, self._deadlines[0][0]) if self._deadlines else tick_at
-            ready = dict(poller.poll(max(0, int((due - time.monotonic()) * 1000) + 1)))
-            if self.waker.fileno() in ready:
+            is_readable, was_woken = wait(self._socket, self.waker, due - time.monotonic())
+            if was_woken:
                 self.waker.clear()
             self._take_events()
-            if self._socket in ready:
+            if is_readable:
                 self._take_messages()
             now = time.monotonic()
             self._expire(now)
@@ -147,13 +144,13 @@ class Hub:
             try:
                 route, frames = receive(self._socket, self._limits, routed=True)
                 self._take_message(route, unpack_head(bytes(frames[0])), frames[1:])
-            except zmq.Again:
-                return
             except WrongVersionError as error:
                 self.num_refused_messages += 1
                 self._refuse(route, error.token, error)
             except ProtocolError:
                 self.num_refused_messages += 1
+            if not has_message(self._socket):
+                return
 
     def _take_message(self, route: bytes, head: Head, frames: list[bytes | memoryview]) -> None:
         if head.kind is Kind.HELLO:

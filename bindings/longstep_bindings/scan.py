@@ -31,7 +31,8 @@ def check_body(body: bytes | memoryview, *, max_depth: int, max_items: int) -> N
 
 
 def _skip(body: bytes | memoryview, max_depth: int) -> None:
-    prefix = b"\x91" * (_STACK_DEPTH - max_depth)
+    # a body of few bytes cannot hold more containers than it has bytes
+    prefix = b"\x91" * (_STACK_DEPTH - max_depth) if len(body) > max_depth else b""
     unpacker = msgpack.Unpacker(max_buffer_size=len(prefix) + len(body) + 1)
     unpacker.feed(prefix)
     unpacker.feed(body)

@@ -1,8 +1,7 @@
-"""What may stand in a message, checked on the sender, and the place of what may not.
+"""What may stand in a message, and the place of what may not.
 
-`check_structure` looks at containers only (a few hundred nanoseconds each) and says that something is wrong; `complaint`
-walks the value by its paths, slowly, once it is known that something is. A dict's keys and a set's members are scalars:
-those hash quickly whoever chooses them, which tuples do not.
+`complaint` walks a value by its paths. That is slow, so it is asked only once something is known, or suspected, to be
+wrong. A dict's keys and a set's members are scalars: nobody can choose many of them that hash alike, as with tuples.
 """
 
 from __future__ import annotations
@@ -15,57 +14,18 @@ import numpy as np
 from longstep.errors import UnsupportedTypeError
 from longstep_bindings.limits import Limits
 
-__all__ = ["SCALARS", "as_plain", "check_structure", "complaint", "is_scalar"]
+__all__ = ["as_plain", "complaint", "is_scalar"]
 
-SCALARS = frozenset((str, int, float, bool, bytes, type(None)))
-"""Types a key of a dict may have; numpy scalars may as well, except complex ones."""
+_SCALARS = frozenset((str, int, float, bool, bytes, type(None)))
 _CONTAINERS = frozenset((list, dict, tuple, set, frozenset))
-_LEAVES = SCALARS | {np.ndarray, np.float32, np.float64, np.int64, np.bool_}
 _ALLOWED = "None, bool, int, float, str, bytes, list, tuple, set, dict or a numpy array of numbers"
-
-
-class _Wrong(Exception):
-    """Something is wrong somewhere; `complaint` says what and where."""
-
-
-def check_structure(value: Any, limits: Limits) -> None:
-    """Raise unless containers are at most `max_depth` deep, not too many, and keyed by scalars."""
-    level = [value]
-    depth = num_items = 0
-    while level:
-        deeper: list[Any] = []
-        for item in level:
-            container = as_plain(item)
-            kind = type(container)
-            if kind not in _CONTAINERS:
-                continue
-            num_items += len(container)
-            if kind is dict:
-                if not SCALARS.issuperset(map(type, container)):
-                    _require_scalars(container)
-                members = container.values()
-            else:
-                members = container
-                if kind is set or kind is frozenset:
-                    _require_scalars(container)
-            if not _LEAVES.issuperset(map(type, members)):
-                deeper.extend(member for member in members if type(member) not in _LEAVES)
-        level = deeper
-        depth += 1
-        if depth > limits.max_depth + 1 or num_items > limits.max_items:
-            raise _Wrong
-
-
-def _require_scalars(keys: Any) -> None:
-    if not all(map(is_scalar, keys)):
-        raise _Wrong
 
 
 def is_scalar(key: Any) -> bool:
     """True for what may be a key: a scalar, a subclass of one, or a numpy scalar that is not complex."""
     if isinstance(key, np.generic):
         return key.dtype.kind in "biuf"
-    return type(key) in SCALARS or isinstance(key, str | int | float)
+    return type(key) in _SCALARS or isinstance(key, str | int | float)
 
 
 def as_plain(value: Any) -> Any:

@@ -18,11 +18,18 @@ import zmq
 
 from longstep.errors import ConfigError, ProtocolError
 from longstep_bindings.limits import Limits
+from longstep_bindings.waker import Waker
 
 __all__ = ["check_address", "is_loopback", "private_ipc_address", "receive", "send", "tidy_ipc"]
 
-ZERO_COPY_BYTES = 64 * 1024
+ZERO_COPY_BYTES = 256 * 1024
 """Frames from this size are handed over to libzmq without a copy; below it the copy is cheaper."""
+_NOW = int(
+    zmq.DONTWAIT
+)  # plain integers: an operation on zmq's enums costs as much as receiving a frame
+_NOW_AND_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _FOLDER_PREFIX = "longstep-ipc-"
 _MAX_IPC_PATH = 100
 
@@ -118,10 +125,10 @@ def receive(
     frames: list[bytes | memoryview] = []
     route, num_frames, total, more = b"", 0, 0, True
     if routed:
-        route = socket.recv(zmq.DONTWAIT)
-        more = bool(socket.rcvmore)
+        frame = socket.recv(_NOW, False)
+        route, more = frame.bytes, frame.more
     while more:
-        frame = socket.recv(zmq.DONTWAIT, copy=False, track=False)
+        frame = socket.recv(_NOW, False)
         more = frame.more
         size = len(frame)
         num_frames += 1
@@ -149,5 +156,27 @@ def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
     """Queue one message; raises `zmq.Again` or `zmq.ZMQError(EHOSTUNREACH)` and then has queued none of it."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        flags = zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE
-        socket.send(frame, flags, copy=len(frame) < ZERO_COPY_BYTES)
+        flags = _NOW if index == last else _NOW_AND_MORE
+        socket.send(frame, flags, len(frame) < ZERO_COPY_BYTES)
+
+
+def wait(
+    socket: zmq.Socket[bytes], waker: Waker, timeout_s: float, *, to_send: bool = False
+) -> tuple[bool, bool]:
+    """Whether `socket` and `waker` are ready, after waiting until one is or `timeout_s` has passed.
+
+    Args:
+        socket: Ready when a message can be received, or with `to_send` when one can be sent.
+        waker: Ready once woken.
+        timeout_s: 0 or less looks without waiting.
+        to_send: True while there is something to send.
+    """
+    watched = [(socket, _IN | _OUT if to_send else _IN), (waker.fileno(), _IN)]
+    ready = zmq.zmq_poll(watched, max(0, int(timeout_s * 1000) + 1))
+    readable = [item for item, _ in ready]
+    return socket in readable, waker.fileno() in readable
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """True when a message can be received without waiting."""
+    return bool(int(socket.get(_EVENTS)) & _IN)

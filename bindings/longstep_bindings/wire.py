@@ -24,7 +24,7 @@ from longstep.errors import ProtocolError, UnsupportedTypeError
 from longstep_bindings.arrays import ArrayReader, pack_array
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.scan import check_body
-from longstep_bindings.structure import as_plain, check_structure, complaint, is_scalar
+from longstep_bindings.structure import as_plain, complaint, is_scalar
 
 __all__ = ["check_frame_sizes", "decode", "encode"]
 
@@ -36,8 +36,6 @@ _MARKS: dict[type, Any] = {
     frozenset: msgpack.ExtType(_MARK, b"f"),
 }
 _MARK_BYTES = b"\xd4\x03"
-_NAN_STARTS = (b"\xcb\x7f", b"\xcb\xff")
-"""How msgpack begins a NaN, and also an infinity and numbers near it; never part of UTF-8 text."""
 
 
 def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
@@ -46,19 +44,18 @@ def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     Raises:
         UnsupportedTypeError: A value cannot travel: its type, its size or NaN; the message names where it stands.
     """
-    frames: list[bytes] = []
-    pack = msgpack.Packer(strict_types=True, default=lambda item: _special(item, frames)).pack
+    special = _Special()
+    body = b""
     try:
-        check_structure(value, limits)
-        body = pack(value)
+        body = msgpack.Packer(strict_types=True, default=special).pack(value)
+        check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
+        wrong = special.may_be_key or _may_hold_nan(body)
+        said = _complain(value, limits) if wrong else None
     except Exception as error:  # several unrelated classes, none of which names the place
         said = _complain(value, limits) or f"expected a value that can travel, got {error!r:.200}"
-        raise UnsupportedTypeError(said) from None
-    if any(start in body for start in _NAN_STARTS):
-        said = _complain(value, limits)
-        if said:
-            raise UnsupportedTypeError(said)
-    encoded = [body, *frames]
+    if said is not None:
+        raise UnsupportedTypeError(said)
+    encoded = [body, *special.frames]
     try:
         check_frame_sizes(encoded, limits)
     except ProtocolError as error:
@@ -78,7 +75,7 @@ def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS
     body = bytes(frames[0])
     check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
     reader = ArrayReader(frames[1:])
-    marked = _MARK_BYTES in body
+    marked = b"\xd4" in body and _MARK_BYTES in body  # one byte is found much faster than two
     try:
         value = msgpack.unpackb(
             body,
@@ -117,26 +114,52 @@ def check_frame_sizes(frames: Sequence[bytes | memoryview], limits: Limits) -> N
         )
 
 
-def _special(item: Any, frames: list[bytes]) -> Any:
-    """What msgpack is to pack instead of a value that it does not know."""
-    plain = as_plain(item)
-    kind = type(plain)
-    if kind in _MARKS:
-        # equal sets give equal bytes, whatever order their members hash in
-        members = plain if kind is tuple else sorted(plain, key=lambda key: (str(type(key)), key))
-        return [_MARKS[kind], *members]
-    if isinstance(plain, np.ndarray | np.generic):
-        if isinstance(plain, np.inexact) and plain != plain:
-            raise UnsupportedTypeError("expected a number, got NaN")
-        return pack_array(plain, frames)
-    if kind is type(item):
-        raise UnsupportedTypeError(f"expected a type that can travel, got {kind.__name__}")
-    return plain
+class _Special:
+    """What msgpack is to pack instead of a value that it does not know; collects the raw frames of one message."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.may_be_key = False
+        """True once a value was met that is no scalar but hashes, so it may stand where only scalars may."""
+
+    def __call__(self, item: Any) -> Any:
+        plain = as_plain(item)
+        kind = type(plain)
+        if kind in _MARKS:
+            self.may_be_key = True
+            # equal sets give equal bytes, whatever order their members hash in
+            members = plain if kind is tuple else sorted(plain, key=_sort_key)
+            return [_MARKS[kind], *members]
+        if isinstance(plain, np.ndarray | np.generic):
+            if isinstance(plain, np.inexact):
+                self.may_be_key |= plain.dtype.kind == "c"
+                if plain != plain:
+                    raise UnsupportedTypeError("expected a number, got NaN")
+            return pack_array(plain, self.frames)
+        if kind is type(item):
+            raise UnsupportedTypeError(f"expected a type that can travel, got {kind.__name__}")
+        return plain
+
+
+def _sort_key(member: Any) -> tuple[str, Any]:
+    return type(member).__name__, member
+
+
+def _may_hold_nan(body: bytes) -> bool:
+    """False when no float of `body` is NaN; True when one may be, or is infinite or close to it.
+
+    Such a float begins with cb 7f or cb ff. Bytes search for one byte is 20 times as fast as for two.
+    """
+    if b"\xcb" not in body:
+        return False
+    data = np.frombuffer(body, np.uint8)
+    first_bytes = data[np.flatnonzero(data[:-1] == 0xCB) + 1]
+    return bool(((first_bytes | 0x80) == 0xFF).any())
 
 
 def _complain(value: Any, limits: Limits) -> str | None:
     def pack_leaf(leaf: Any) -> None:
-        msgpack.packb(leaf, strict_types=True, default=lambda item: _special(item, []))
+        msgpack.packb(leaf, strict_types=True, default=_Special())
 
     return complaint(value, limits, pack_leaf)
 
