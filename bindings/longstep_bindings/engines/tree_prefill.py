@@ -148,7 +148,7 @@ def _rotate(x_NHD: torch.Tensor, cos_ND: torch.Tensor, sin_ND: torch.Tensor) -> 
 
     half = x_NHD.shape[-1] // 2
     turned_NHD = torch.cat([-x_NHD[..., half:], x_NHD[..., :half]], dim=-1)
-    return x_NHD * cos_ND[:, None] + turned_NHD * sin_ND[:, None]
+    return (x_NHD * cos_ND[:, None]).addcmul_(turned_NHD, sin_ND[:, None])
 
 
 def _attend(
@@ -164,4 +164,4 @@ def _attend(
 def _feed_forward(layer: Any, hidden_NH: torch.Tensor) -> torch.Tensor:
     mlp = layer.mlp
     gate_NX, up_NX = _project(layer.post_attention_layernorm(hidden_NH), mlp.gate_proj, mlp.up_proj)
-    return hidden_NH + mlp.down_proj(mlp.act_fn(gate_NX) * up_NX)
+    return hidden_NH + mlp.down_proj(mlp.act_fn(gate_NX).mul_(up_NX))
