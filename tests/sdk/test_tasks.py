@@ -49,13 +49,13 @@ def same_start():
 
 def test_panels_are_the_same_everywhere():
     assert panel(KEYDOOR, "eval", 64).sha256 == (
-        "92eb9e2dc58e08d0f6d7098eaf779ad2657937c60e1a7875ee40747283ca6632"
+        "b0224335d249a61cc0b99bb87954d6d4ee564228b589ebe15b1fa6f35b47c370"
     )
     assert panel(SOKOBAN, "eval", 32).sha256 == (
         "0e86a2b01d59e681542f033bca192a11b0dd34fa51d018dfd563820d24f348aa"
     )
     assert panel(KEYDOOR, "train", 8, env_kwargs=SMALL).sha256 == (
-        "26f69455ec24fb9ae24f43da0407df0061bdae163fab857b77fff8205f5303d2"
+        "6cf7a7f2dc292894645ad300debbd90cd2c183ecdbcaf7452a8f05453dffd914"
     )
 
 

@@ -30,7 +30,7 @@ class KeyDoorEnv(gymnasium.Env[str, str]):
     >>> env = KeyDoorEnv(size=4, num_rooms=1)
     >>> observation, info = env.reset(seed=3)
     >>> observation
-    'room 1 . you 1 0 . key 3 0 . door 0 3 . carry nothing .'
+    'room 1 . key 3 0 . door 0 3 . you 1 0 .'
     >>> info["admissible_actions"]
     ['north', 'east', 'west']
     >>> while not env.solved:
@@ -242,8 +242,8 @@ class KeyDoorEnv(gymnasium.Env[str, str]):
         key_x, key_y = self._xy(key)
         door_x, door_y = self._xy(door)
         where_key = "with you" if self._has_key else f"{key_x} {key_y}"
-        carried = "key" if self._has_key else "nothing"
-        return f"room {self._room + 1} . you {x} {y} . key {where_key} . door {door_x} {door_y} . carry {carried} ."
+        # What changes most stands last: prompts of one group then share all that comes before, and are computed once.
+        return f"room {self._room + 1} . key {where_key} . door {door_x} {door_y} . you {x} {y} ."
 
     def _way_to(self, cell: int) -> str:
         (x, y), (target_x, target_y) = self._xy(self._cell), self._xy(cell)

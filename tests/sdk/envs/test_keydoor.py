@@ -96,8 +96,8 @@ def test_random_player_solves_under_five_percent_of_one_room_of_24_steps():
 
 def test_rooms_of_a_seed_never_change():
     env = KeyDoorEnv(size=4, num_rooms=2)
-    assert env.reset(seed=0)[0] == "room 1 . you 2 2 . key 0 1 . door 0 0 . carry nothing ."
-    assert env.reset(seed=1)[0] == "room 1 . you 0 2 . key 3 3 . door 2 0 . carry nothing ."
+    assert env.reset(seed=0)[0] == "room 1 . key 0 1 . door 0 0 . you 2 2 ."
+    assert env.reset(seed=1)[0] == "room 1 . key 3 3 . door 2 0 . you 0 2 ."
     assert env.snapshot()["rooms"] == [[15, 2], [15, 4]]
 
 
