@@ -72,7 +72,7 @@ def group_similar(
         )
     if (vectors is None) == (method == "cosine"):
         raise ConfigError(
-            f"expected `vectors` with method `cosine` and only then, got method {method!r} "
+            f"expected `vectors` with method `cosine` and only then, got method `{method}` "
             f"{'without' if vectors is None else 'with'} `vectors`"
         )
     num_rows = len(np.asarray(group_ids))
