@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from longstep.commands import EnvResult
@@ -20,7 +20,15 @@ __all__ = [
 ]
 
 _INFO_OF_RESET: dict[str, type | tuple[type, ...]] = {"prompt": Prompt, "state_key": bytes}
-_INFO_OF_STEP = {**_INFO_OF_RESET, "action": str, "action_valid": bool, "raw_reward": (float, int)}
+_INFO_OF_STEP = {
+    **_INFO_OF_RESET,
+    "action": str,
+    "action_valid": bool,
+    "raw_reward": (float, int, np.number),
+}
+
+_LARGEST_REWARD = 3.4028234e38
+"""Beyond it float32, the type of reward columns, has only infinity."""
 
 
 class Member:
@@ -83,8 +91,6 @@ def fault_of_result(result: EnvResult, *, is_step: bool) -> str | None:
     Raises:
         ConfigError: The info is not that of a text environment at all.
     """
-    if not math.isfinite(result.reward):
-        return f"expected a finite reward from the environment, got {result.reward}"
     info = result.info
     for key, kind in (_INFO_OF_STEP if is_step else _INFO_OF_RESET).items():
         if not isinstance(info.get(key), kind):
@@ -93,6 +99,9 @@ def fault_of_result(result: EnvResult, *, is_step: bool) -> str | None:
                 f"gives it, got {type(info.get(key)).__name__}; wrap the environment: "
                 "LLMAgentEnv(env)"
             )
+    for reward in (result.reward, info["raw_reward"] if is_step else 0.0):
+        if not abs(reward) <= _LARGEST_REWARD:
+            return f"expected a finite float32 reward from the environment, got {reward}"
     if len(info["state_key"]) != 16:
         return f"expected a `state_key` of 16 bytes, got {len(info['state_key'])}"
     return None

@@ -12,6 +12,7 @@ and the step, and on nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -75,11 +76,13 @@ class RolloutSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"expected `{name}` of at least {least}, got {value}")
-        if self.temperature < 0.0:
-            raise ConfigError(f"expected `temperature` of at least 0, got {self.temperature}")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"expected a finite `temperature` of at least 0, got {self.temperature}"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"expected `top_p` in (0, 1], got {self.top_p}")
-        if self.policy_timeout_s is not None and self.policy_timeout_s <= 0.0:
+        if self.policy_timeout_s is not None and not self.policy_timeout_s > 0.0:
             raise ConfigError(
                 f"expected `policy_timeout_s` above 0 or None, got {self.policy_timeout_s}"
             )
