@@ -80,7 +80,16 @@ class Rows:
         group_of_trajectory[trajectory] = group
         astray = np.flatnonzero(group_of_trajectory[trajectory] != group)
         if len(astray):
-            _raise_two_groups(int(astray[0]), trajectory, group, trajectory_ids, group_ids, kept)
+            name = trajectory[astray[0]]
+            at = np.flatnonzero(trajectory == name)
+            other = at[np.flatnonzero(group[at] != group[at[0]])[0]]
+            first_row, row = (int(a if kept is None else kept[a]) for a in (at[0], other))
+            names, groups = np.asarray(trajectory_ids), np.asarray(group_ids)
+            raise DataError(
+                f"expected all rows of trajectory {names[row]!s} in one group of `group_ids`, got group "
+                f"{groups[first_row]!s} at row {first_row} and group {groups[row]!s} at row {row}; "
+                "give each trajectory its own id"
+            )
         order, offsets = _time_order(trajectory, num_trajectories)
         return cls(
             num_rows=num_rows,
@@ -250,22 +259,3 @@ def _time_order(
     if (trajectory[1:] >= trajectory[:-1]).all():
         return None, offsets
     return np.argsort(trajectory, kind="stable"), offsets
-
-
-def _raise_two_groups(
-    at: int,
-    trajectory: NDArray[np.int64],
-    group: NDArray[np.int64],
-    trajectory_ids: ArrayLike,
-    group_ids: ArrayLike | None,
-    kept: NDArray[np.intp] | None,
-) -> None:
-    """Say which rows of which trajectory disagree about its episode group."""
-    other = int(np.flatnonzero((trajectory == trajectory[at]) & (group != group[at]))[0])
-    row, other_row = sorted(int(at_ if kept is None else kept[at_]) for at_ in (at, other))
-    names = np.asarray(trajectory_ids), np.asarray(group_ids)
-    raise DataError(
-        f"expected every row of trajectory {names[0][row]!s} in one episode group of `group_ids`, got "
-        f"group {names[1][other_row]!s} at row {other_row} and {names[1][row]!s} at row {row}; "
-        "give each trajectory its own id"
-    )

@@ -36,10 +36,15 @@ def given_or_grouped(
             "expected no `history_length` and no `anchors` beside `step_groups`; "
             "apply them where the groups are made, as in `group_steps`"
         )
-    require_length("step_groups", step_groups.ids, rows.num_rows)
     groups = step_groups
+    if not isinstance(groups, StepGroups):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"expected StepGroups in `step_groups`, got {type(groups).__name__}; "
+            "wrap numbers with `StepGroups.from_labels`"
+        )
+    require_length("step_groups", groups.ids, rows.num_rows)
     if rows.kept is not None:
-        groups = StepGroups.from_labels(step_groups.ids[rows.kept])
+        groups = StepGroups.from_labels(groups.ids[rows.kept])
     in_group = groups.ids >= 0
     group_of = np.zeros(groups.num_groups, np.int64)
     group_of[groups.ids[in_group]] = rows.group[in_group]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longstep.credit import PRESETS, StepGroups, discounted_returns, gigpo, group_steps
+from longstep.credit import PRESETS, StepGroups, discounted_returns, gigpo, group_steps, hgpo
 
 TOLERANCE = 1e-4  # the stored numbers were computed in float32
 
@@ -116,4 +116,25 @@ def test_gigpo_from_state_keys_gives_the_stored_advantages(case: Case) -> None:
 def test_gigpo_from_given_step_groups_gives_the_stored_advantages(case: Case) -> None:
     for key in keys_of(case, "gigpo/"):
         total = gigpo_of(case, key, step_groups=case.step_groups())
+        np.testing.assert_allclose(total, case.expected[key], atol=TOLERANCE, rtol=0, err_msg=key)
+
+
+@every_exact_case
+def test_hgpo_gives_the_stored_advantages(case: Case) -> None:
+    keys = keys_of(case, "hgpo/")
+    assert len(keys) == 4
+    for key in keys:
+        _, mode, history, base = key.split("/")
+        total = hgpo(
+            case.rewards,
+            case.trajectory_ids,
+            case.group_ids,
+            case.states,
+            gamma=case.gamma,
+            normalize=MODES[mode],
+            epsilon=case.epsilon,
+            history_length=int(history.removeprefix("K")),
+            episode_term=base == "base_true",
+            baseline="row",
+        ).total
         np.testing.assert_allclose(total, case.expected[key], atol=TOLERANCE, rtol=0, err_msg=key)
