@@ -1,0 +1,264 @@
+"""Messages lost, doubled and shuffled, connections cut, processes killed: nothing is executed twice, nothing hangs."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from rpc_service import Recorder
+
+from longstep.errors import ConfigError, DeadlineError, SessionLostError
+from longstep_bindings.rpc import Client, Server, Terms
+
+QUICK = Terms(heartbeat_s=0.05, lost_after_s=5.0, num_credits=8)
+SERVICE = str(Path(__file__).parent / "rpc_service.py")
+
+
+class Mangler:
+    """Stands between one client and a server, and drops, doubles and delays messages both ways."""
+
+    def __init__(self, target, address, *, drop=0.0, double=0.0, delay=0.0, seed=0):
+        self.num_faults = 0
+        self._random = random.Random(seed)
+        self._rates = drop, double, delay
+        self._context = zmq.Context()
+        self._front = self._context.socket(zmq.ROUTER)
+        self._front.bind(address)
+        self._back = self._context.socket(zmq.DEALER)
+        self._back.connect(target)
+        self._late = []
+        self._stop = threading.Event()
+        self._route = b""
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        poller = zmq.Poller()
+        poller.register(self._front, zmq.POLLIN)
+        poller.register(self._back, zmq.POLLIN)
+        while not self._stop.is_set():
+            for socket, _ in poller.poll(5):
+                frames = socket.recv_multipart()
+                if socket is self._front:
+                    self._route, *frames = frames
+                self._mangle(socket is self._front, frames)
+            now = time.monotonic()
+            for item in [item for item in self._late if item[0] <= now]:
+                self._late.remove(item)
+                self._pass(*item[1:])
+        self._front.close(0)
+        self._back.close(0)
+        self._context.term()
+
+    def _mangle(self, to_server, frames):
+        drop, double, delay = self._rates
+        draw = self._random.random()
+        self.num_faults += draw < drop + double + delay
+        if draw < drop:
+            return
+        if draw < drop + double:
+            late = time.monotonic() + self._random.random() * 0.2
+            self._late.append((late, to_server, frames))
+        elif draw < drop + double + delay:
+            late = time.monotonic() + self._random.random() * 0.1
+            self._late.append((late, to_server, frames))
+            return
+        self._pass(to_server, frames)
+
+    def _pass(self, to_server, frames):
+        if to_server:
+            self._back.send_multipart(frames)
+        elif self._route:
+            self._front.send_multipart([self._route, *frames])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_call_is_executed_once_and_in_order_over_a_bad_line(seed, tmp_path):
+    service, address = Recorder(), f"ipc://{tmp_path}/line"
+    with (
+        Server(service, terms=QUICK) as server,
+        Mangler(server.address, address, drop=0.15, double=0.15, delay=0.15, seed=seed) as line,
+        Client(address, service="test.recorder", version=1, connect_timeout_s=20) as client,
+    ):
+        pendings = [client.submit("note", i, timeout_s=60) for i in range(150)]
+        assert [pending.result() for pending in pendings] == list(range(150))
+        assert line.num_faults > 50
+    assert service.notes == list(range(150))
+
+
+def test_deferred_answers_survive_a_bad_line(tmp_path):
+    service, address = Recorder(), f"ipc://{tmp_path}/line"
+    with (
+        Server(service, terms=QUICK) as server,
+        Mangler(server.address, address, drop=0.2, double=0.2, delay=0.1, seed=5),
+        Client(address, service="test.recorder", version=1, connect_timeout_s=20) as client,
+    ):
+        for _ in range(10):
+            pendings = [client.submit("hold", i, timeout_s=60) for i in range(8)]
+            deadline = time.monotonic() + 30
+            while len(service.held) < 8 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            held, service.held = service.held, []
+            for call in random.Random(0).sample(held, len(held)):
+                call.reply(call.value)
+            assert [pending.result() for pending in pendings] == list(range(8))
+
+
+def test_a_cut_connection_resumes_the_session(tmp_path):
+    service, address = Recorder(), f"ipc://{tmp_path}/line"
+    with Server(service, terms=QUICK) as server:
+        line = Mangler(server.address, address)
+        with Client(address, service="test.recorder", version=1) as client:
+            assert client.call("add", 1, timeout_s=20) == 1
+            held = client.submit("hold", timeout_s=20)
+            assert client.call("add", 1, timeout_s=20) == 2
+            line.__exit__()
+            pending = client.submit("add", 1, timeout_s=20)
+            service.held[0].reply("while nobody listened")
+            time.sleep(0.3)
+            with Mangler(server.address, address):
+                assert pending.result() == 3
+                assert held.result() == "while nobody listened"
+
+
+# ---- processes ----
+
+
+@contextmanager
+def process(address, *arguments, command=(sys.executable, SERVICE)):
+    child = subprocess.Popen([*command, address, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def wait_until(condition, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_server_is_noticed_and_its_successor_not_mistaken_for_it(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    with process(address) as child:
+        client = Client(address, service="test.recorder", version=1)
+        client.call("add", 1, timeout_s=10)
+        child.kill()
+        child.wait()
+        began = time.monotonic()
+        with pytest.raises(SessionLostError, match="no sign of life"):
+            client.call("add", 1, timeout_s=60)
+        assert time.monotonic() - began < 5
+    with process(address), Client(address, service="test.recorder", version=1) as fresh:
+        assert fresh.call("add", 1, timeout_s=10) == 1
+        with pytest.raises(SessionLostError, match="no sign of life"):
+            client.call("add", 1, timeout_s=10)
+    client.close()
+
+
+def test_a_server_that_restarted_does_not_know_the_session(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    first = Server(Recorder(), address, terms=QUICK)
+    first.start()
+    with Client(address, service="test.recorder", version=1) as client:
+        client.call("add", 1, timeout_s=10)
+        first._hub._books.clear()  # a restart without the goodbye
+        with pytest.raises(SessionLostError, match="does not know this session"):
+            client.call("add", 1, timeout_s=10)
+        with pytest.raises(SessionLostError, match="does not know this session"):
+            client.submit("add", 1, timeout_s=10)
+    first.stop()
+
+
+def test_a_stopped_process_misses_its_deadline_and_continues_afterwards(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    with process(address) as child, Client(address, service="test.recorder", version=1) as client:
+        client.call("add", 1, timeout_s=10)
+        child.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(DeadlineError, match="no answer from"):
+            client.call("add", 1, timeout_s=0.2)
+        assert time.monotonic() - began < 1.2
+        child.send_signal(signal.SIGCONT)
+        assert client.call("echo", 1, timeout_s=10) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_server_cleanly(tmp_path, number):
+    with process(f"ipc://{tmp_path}/s") as child:
+        with Client(f"ipc://{tmp_path}/s", service="test.recorder", version=1) as client:
+            client.call("echo", timeout_s=10)
+            child.send_signal(number)
+            assert child.wait(10) == 0
+        assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("hang", ["", "hang"])
+def test_a_server_ends_when_its_parent_is_killed(tmp_path, hang):
+    starter = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, sys.argv[1], sys.argv[2], str(os.getpid())])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = (sys.executable, "-c", starter, SERVICE)
+    address = f"ipc://{tmp_path}/s"
+    with subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        with Client(address, service="test.recorder", version=1, connect_timeout_s=20) as client:
+            if hang:
+                client.submit("sleep", 30.0, timeout_s=60)
+                client.submit("echo", timeout_s=60)
+            else:
+                client.call("echo", timeout_s=10)
+            parent.kill()
+            wait_until(lambda: not is_running(pid), 5.0)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_private_socket_left_by_a_killed_process_is_swept_up():
+    program = (
+        "import os, signal\n"
+        "from longstep_bindings.transport import private_ipc_address\n"
+        "print(private_ipc_address(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    folder = os.path.dirname(out.strip().removeprefix("ipc://"))
+    assert os.path.isdir(folder)
+    with Server(Recorder()):
+        assert not os.path.exists(folder)
+
+
+def test_two_servers_cannot_share_an_address(tmp_path):
+    with (
+        Server(Recorder(), "tcp://127.0.0.1:*") as server,
+        pytest.raises(ConfigError, match="in use"),
+    ):
+        Server(Recorder(), server.address)
