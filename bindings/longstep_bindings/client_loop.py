@@ -107,7 +107,7 @@ class ClientLoop:
         self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        prepare(self._socket, limits, queue_length=_QUEUE_LENGTH)
+        prepare(self._socket, address, limits, queue_length=_QUEUE_LENGTH)
         self._socket.setsockopt(
             zmq.IMMEDIATE, 1
         )  # nothing is queued for a server that is not there

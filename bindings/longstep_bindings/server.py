@@ -71,7 +71,7 @@ class Server:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._hub = Hub(self._socket, service, terms or Terms(), limits)
         queue_length = 4 * (terms or Terms()).num_credits + 64
-        prepare(self._socket, limits, queue_length=queue_length)
+        prepare(self._socket, address or "", limits, queue_length=queue_length)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._guard:
             self._guard.secure(self._socket)

@@ -30,7 +30,9 @@ def is_scalar(key: Any) -> bool:
 
 def as_plain(value: Any) -> Any:
     """The built-in value that a subclass or a mapping refines; anything else as it is."""
-    if type(value) in _CONTAINERS or isinstance(value, np.generic | np.ndarray):
+    if type(value) in _CONTAINERS or isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.generic) and not isinstance(value, str | bytes):
         return value
     for base, convert in _REFINED.items():
         if isinstance(value, base):

@@ -52,8 +52,6 @@ def check_address(address: str, *, has_keys: bool) -> None:
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp") or not rest:
         raise ConfigError(f"expected ipc://path or tcp://host:port, got `{address}`")
-    if scheme == "ipc" and has_keys:
-        return
     if not has_keys and not is_loopback(address):
         raise ConfigError(
             f"expected CURVE keys for `{address}`, which other machines can reach; "
@@ -102,7 +100,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def prepare(socket: zmq.Socket[bytes], limits: Limits, *, queue_length: int) -> None:
+def prepare(socket: zmq.Socket[bytes], address: str, limits: Limits, *, queue_length: int) -> None:
     """Set what both ends share: bounded frames and queues, nothing kept back when the socket closes."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, queue_length)
@@ -110,7 +108,7 @@ def prepare(socket: zmq.Socket[bytes], limits: Limits, *, queue_length: int) -> 
     # libzmq closes the connection of a peer that announces a larger frame, before it allocates
     largest = max(limits.max_head_bytes, limits.max_body_bytes, limits.max_frame_bytes)
     socket.setsockopt(zmq.MAXMSGSIZE, largest)
-    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
 
 
 def receive(
