@@ -55,7 +55,7 @@ def default_prompt(
         now += "\n\nAdmissible actions:\n{admissible_actions}"
     return PromptTemplate(
         system,
-        "Task: {task_description}\n\nEarlier steps:\n{memory}\n\nStep {step} of {max_steps}. "
+        "Task: {task_description}\n\nEarlier steps:\n{memory}\n\nSteps taken: {step} of {max_steps}. "
         + now,
         first_user="Task: {task_description}\n\n" + now,
     )

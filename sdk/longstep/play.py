@@ -90,11 +90,17 @@ class Subject:
         try:
             result = function()
         except Exception as error:
-            given = "" if action is None else f" at action {action!r:.80}"
+            if method == "reset":
+                given, advice = "", "it should take `seed` and `options`, and work at any time"
+            else:
+                given = f" at action {action!r:.80}"
+                advice = (
+                    "an action the environment does not know should change nothing, or its info should list "
+                    "`admissible_actions`"
+                )
             raise broken(
                 "no-crash",
-                f"expected `{method}` to succeed, got {type(error).__name__}: {error}{given}; an action the "
-                "environment does not know should change nothing, or its info should list `admissible_actions`",
+                f"expected `{method}` to succeed, got {type(error).__name__}: {error}{given}; {advice}",
             ) from error
         after = _global_rng_states()
         for name, state in before.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,10 @@ from longstep.types import Action
 
 __all__ = ["JsonParser", "ToolCallParser", "canonical_json", "json_objects"]
 
-_FREE_CHARACTERS = 100_000
+_OPENING = re.compile(r'\{\s*["}]')
+"""Where an object may begin; the decoder is asked nowhere else, since each of its errors costs a pass over the text."""
+
+_FREE_CHARACTERS = 200_000
 """Characters that may be read in vain before the rest of a text is left unread."""
 
 
@@ -26,17 +30,18 @@ def json_objects(text: str) -> list[dict[str, Any]]:
     [{'action': 'look'}]
     """
     objects: list[dict[str, Any]] = []
-    allowance = 2 * len(text) + _FREE_CHARACTERS
-    start = text.find("{")
-    while start >= 0 and allowance > 0:
+    allowance = len(text) + _FREE_CHARACTERS
+    opening = _OPENING.search(text)
+    while opening is not None and allowance > 0:
+        start = opening.start()
         try:
             value, end = DECODER.raw_decode(text, start)
             objects.append(value)
         except (ValueError, RecursionError) as error:
             end = start + 1
             failed_at = error.pos if isinstance(error, json.JSONDecodeError) else len(text)
-            allowance -= max(1, failed_at - start)
-        start = text.find("{", end)
+            allowance -= failed_at - start + failed_at // 50 + 100
+        opening = _OPENING.search(text, end)
     return objects
 
 
