@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from typing import Any
 
 from longstep.env import LLMAgentEnv
@@ -10,7 +11,6 @@ from longstep.errors import ConfigError
 from longstep.memory import Memory, RetrievalMemory, SimpleMemory, WindowMemory
 from longstep.prompt import PromptTemplate
 from longstep.registration import make
-
 from longstep_trainers.config import EnvConfig, MemoryConfig, RunConfig
 
 __all__ = ["AgentEnvFactory", "prepare_model"]
@@ -27,6 +27,8 @@ class AgentEnvFactory:
         self._config = config
         self._tokenizer = tokenizer
         self._prompt: PromptTemplate | None = None
+        # Members of a group read the same prompts again and again.
+        self._count_tokens = lru_cache(maxsize=1 << 16)(self._count)
 
     def __call__(self) -> LLMAgentEnv:
         """A new environment, wrapped as the settings say."""
@@ -68,7 +70,7 @@ class AgentEnvFactory:
             drop_order=own.drop_order,
         )
 
-    def _count_tokens(self, text: str) -> int:
+    def _count(self, text: str) -> int:
         assert self._tokenizer is not None
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
@@ -125,6 +127,7 @@ def prepare_model(config: RunConfig) -> tuple[Any, Any]:
 def _embedded(config: RunConfig) -> tuple[Any, Any]:
     """A model of the settings' size whose vocabulary is what its environment says."""
     import torch
+
     from longstep_trainers.embedded import build_embedded
 
     texts, actions = _corpus(AgentEnvFactory(config), config.env)

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from longstep.errors import ConfigError, DataError
-from longstep_bindings.engines.prefix_tree import build_prefix_trees
 from numpy.typing import NDArray
 from torch import Tensor
+
+from longstep.errors import ConfigError, DataError
+from longstep_bindings.engines.prefix_tree import build_prefix_trees
 
 __all__ = ["MicroBatch", "Rows", "minibatches", "pack"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longstep.errors import ConfigError
 
+from longstep.errors import ConfigError
 from longstep_trainers.optimization import MasterAdamW
 
 __all__ = ["TrainerState", "find_checkpoint", "load_checkpoint", "save_checkpoint"]

@@ -8,7 +8,6 @@ from longstep.policy import Policy
 from longstep.rollout import Rollout
 from longstep.types import Task
 from longstep.vector import VectorEnv
-
 from longstep_trainers.config import RunConfig
 
 __all__ = ["evaluate"]

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from longstep import credit
 from longstep.errors import ConfigError
 from longstep.policy import EnginePolicy
@@ -32,9 +34,7 @@ from longstep.rollout import Rollout
 from longstep.tasks import TaskStream, panel
 from longstep.vector import GroupVectorEnv
 from longstep_bindings.engines.transformers_engine import TransformersEngine
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
+from longstep_trainers.assembly import AgentEnvFactory, prepare_model
 from longstep_trainers.batching import MicroBatch, Rows, minibatches, pack
 from longstep_trainers.checkpoints import (
     TrainerState,
@@ -47,7 +47,6 @@ from longstep_trainers.evaluate import evaluate
 from longstep_trainers.interrupts import GracefulStop, StopRequested
 from longstep_trainers.losses import clipped_policy_loss, kl_k3, token_logprobs
 from longstep_trainers.optimization import MasterAdamW, learning_rate
-from longstep_trainers.assembly import AgentEnvFactory, prepare_model
 from longstep_trainers.tracking import MetricsLogger
 
 __all__ = ["train"]
