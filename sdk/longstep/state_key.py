@@ -31,13 +31,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from longstep.errors import DataError, UnsupportedTypeError
+from longstep.kernels.hashing import row_digests
 from longstep.state_encoding import (
     array_header,
     canonical_array,
@@ -211,21 +212,11 @@ def _array_rows_keys(array: NDArray[Any]) -> NDArray[np.void]:
     """The key of each `array[i]`, hashing the rows where they lie."""
     digest_observation(array[:0], xxh3_128_digest)  # raises for what `state_key` rejects
     header = array_header(array.dtype, array.shape[1:])
-    num_rows = array.shape[0]
     rows = canonical_array(array)
-    row_size = rows.nbytes // num_rows if num_rows else 0
-    if row_size == 0:
+    if rows.size == 0:
         one = xxh3_128_digest(header + xxh3_128_digest(b""))
-        return np.frombuffer(bytearray(one * num_rows), dtype="V16")
-    buffer = memoryview(cast(Any, rows.reshape(-1).view(np.uint8)))
-    digest = xxh3_128_digest
-    keys = b"".join(
-        [
-            digest(header + digest(buffer[start : start + row_size]))
-            for start in range(0, len(buffer), row_size)
-        ]
-    )
-    return np.frombuffer(bytearray(keys), dtype="V16")
+        return np.frombuffer(bytearray(one * len(array)), "V16")
+    return row_digests(rows.reshape(len(array), -1).view(np.uint8), header).view("V16").reshape(-1)
 
 
 def _blake2b(data: Any) -> bytes:

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import difflib
 import math
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longstep.kernels import Kernel, backend
+from longstep.kernels.linked import LinkedKernel
 
 __all__ = ["KERNELS", "greedy_clusters", "indel_components"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _NUM_BINS = 128
 _POPCOUNT_1, _POPCOUNT_2 = 0x5555555555555555, 0x3333333333333333
@@ -88,26 +84,6 @@ def _encode(texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64],
 
 
 # The parts of the compiled functions.
-
-
-class _LinkedKernel(Kernel[P, R]):
-    """A kernel whose loop calls the loops of other kernels by their names."""
-
-    def __init__(
-        self, loop: Callable[P, R], *signatures: str, uses: tuple[Kernel[..., Any], ...]
-    ) -> None:
-        super().__init__(loop, *signatures)
-        self._uses = uses
-
-    def compile(self) -> Callable[P, R]:
-        if self._compiled is None:
-            compiled = {kernel.loop.__name__: kernel.compile() for kernel in self._uses}
-            plain = self.loop
-            assert isinstance(plain, types.FunctionType)
-            self.loop = types.FunctionType(plain.__code__, {**plain.__globals__, **compiled})
-            super().compile()
-            self.loop = plain
-        return super().compile()
 
 
 def _count_symbols(
@@ -366,8 +342,8 @@ _parts = (
     Kernel(_lcs_reaches, "boolean(int32[::1], int32[::1], uint64[:, ::1], uint64[::1], int64)"),
     Kernel(_blocks_reach, "boolean(int32[::1], int32[::1], int64[::1], int64[::1], int64)"),
 )
-_indel_components = _LinkedKernel(_components, f"int64[::1]({_TEXTS})", uses=_parts)
-_greedy_clusters = _LinkedKernel(_first_fit, f"int64[::1]({_TEXTS})", uses=_parts)
+_indel_components = LinkedKernel(_components, f"int64[::1]({_TEXTS})", uses=_parts)
+_greedy_clusters = LinkedKernel(_first_fit, f"int64[::1]({_TEXTS})", uses=_parts)
 KERNELS = (_histograms, _indel_components, _greedy_clusters)
 
 
