@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from longstep.errors import require
@@ -62,7 +63,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     num_tasks = config.train.eval_tasks
     held_out = panel(config.env.name, "eval", num_tasks, env_kwargs=config.env.kwargs)
     make_env = AgentEnvFactory(config, tokenizer)
-    with GroupVectorEnv(make_env, config.env.rollout.batch_size) as envs:
+    with closing(GroupVectorEnv(make_env, config.env.rollout.batch_size)) as envs:
         metrics = play(envs, policy, held_out.tasks, config=config)
     print(json.dumps({**metrics, "panel_sha256": held_out.sha256}, indent=2))
     return 0
@@ -89,6 +90,9 @@ def models(arguments: Sequence[str]) -> int:
 def _require_torch(command: str) -> None:
     for name in ("torch", "transformers"):
         require(name, extra="trainers", needed_by=command)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # a bar for each checkpoint would tear the live view
 
 
 def _set_log_level(level: str) -> None:

@@ -41,6 +41,8 @@ def plot_learning_curve(
         axes.set_xlabel("environment steps")
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
+        if label == "success rate":
+            axes.set_ylim(-0.02, 1.02)
     if not drawn:
         names = ", ".join(f"`{name}`" for _, curves in _PANELS for name in curves)
         raise DataError(f"expected records with one of {names}, got none at `{metrics_path}`")
