@@ -125,7 +125,7 @@ def test_columns_are_in_the_order_of_the_rows(batch: RolloutBatch) -> None:
     assert columns["group_ids"].tolist() == [0, 0, 1, 1, 1]
     assert columns["members"].tolist() == [0, 0, 0, 0, 1]
     assert columns["steps"].tolist() == [0, 1, 0, 1, 2]
-    assert columns["rewards"].tolist() == np.float32([0.5, 0.5, 0.5, 0.4, 0.5]).tolist()
+    assert columns["rewards"].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.4, 0.5])
     assert columns["raw_rewards"].tolist() == [0.5] * 5
     assert columns["valid"].tolist() == [True, True, True, False, True]
     assert columns["terminated"].tolist() == [False, True, False, False, True]

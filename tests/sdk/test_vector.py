@@ -15,7 +15,7 @@ from longstep.types import Task
 from longstep.vector import EnvCommand, GroupVectorEnv, VectorEnv, next_command_id
 
 
-class Corridor(gymnasium.Env[int, int]):
+class Corridor(gymnasium.Env[Any, Any]):
     """Walk right to the end; the seed draws the length. `raise` and `interrupt` do what they say."""
 
     action_space = gymnasium.spaces.Discrete(4)
@@ -118,6 +118,7 @@ def test_finished_members_are_not_stepped_and_keep_what_was_last_seen(maker: Mak
     lengths = [env.length for env in maker.made]
     assert len(set(lengths)) > 1
     assert envs.final_info == [None] * 4
+    infos: list[dict[str, Any]] = []
     for step in range(1, max(lengths) + 1):
         *_, rewards, terminated, _, infos = envs.step(["right"] * 4)
         assert terminated.tolist() == [step >= length for length in lengths]
