@@ -35,16 +35,14 @@ class AgentEnvFactory:
         env_config = self._config.env
         in_reward = self._config.algorithm.penalty_scope == "reward"
         penalty = self._config.algorithm.invalid_action_penalty if in_reward else 0.0
-        env = make(
-            env_config.name,
-            **{
-                **env_config.kwargs,
-                "max_steps": env_config.max_steps,
-                "memory": _memory(env_config.memory),
-                "invalid_action_penalty": penalty,
-                "reward_scale": env_config.reward_scale,
-            },
-        )
+        settings = {
+            "max_steps": env_config.max_steps,
+            "memory": _memory(env_config.memory),
+            "invalid_action_penalty": penalty,
+            "reward_scale": env_config.reward_scale,
+        }
+        given = {name: value for name, value in settings.items() if value is not None}
+        env = make(env_config.name, **{**env_config.kwargs, **given})
         if self._prompt is None:
             self._prompt = self._template(env)
         env.prompt = self._prompt
