@@ -11,6 +11,7 @@ the client and open another.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import threading
@@ -74,6 +75,7 @@ class Client:
         except BaseException:
             self._loop.close()
             raise
+        atexit.register(self.close)
         self._credits = threading.BoundedSemaphore(self.server.num_credits)
 
     @property
@@ -129,6 +131,7 @@ class Client:
 
     def close(self) -> None:
         """Say goodbye and free the socket; what is in flight ends with `SessionLostError`. Safe to call again."""
+        atexit.unregister(self.close)
         self._loop.close()
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 import threading
@@ -77,6 +78,7 @@ class Server:
             self._guard.secure(self._socket)
         self.address = self._bind(address or private_ipc_address())
         """Where clients connect."""
+        atexit.register(self.stop)
 
     def _bind(self, address: str) -> str:
         try:
@@ -139,6 +141,7 @@ class Server:
         if self._is_stopped:
             return
         self._is_stopped = True
+        atexit.unregister(self.stop)
         self._begin_stop()
         for thread in self._workers:
             thread.join(_JOIN_S)
