@@ -2,7 +2,8 @@
 
 Environment and policy do next to nothing, so what differs is the loop. Baseline, in the same run: a `for` loop over the
 same environments that asks the same policy one request at a time and keeps only the texts. pytest-benchmark's table has
-the ratios in brackets (processor time, so that other work on the machine counts little); `us_per_step` is in the extra information.
+the ratios in brackets, of processor time, so that other work on the machine counts little; `us_per_step` is in the
+extra information.
 """
 
 from __future__ import annotations
