@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -31,7 +32,7 @@ from longstep.state_key import state_key
 class Corridor(gymnasium.Env):
     """Rooms in a row; the last one is the goal. Says what its info should hold."""
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata: ClassVar = {"render_modes": ["ansi"], "render_fps": 4}
 
     def __init__(self, length=3, render_mode=None, tell=("admissible_actions", "success")):
         self.length, self.render_mode, self.tell = length, render_mode, tell
@@ -386,7 +387,7 @@ def test_wrong_settings_are_refused(arguments, match):
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(ConfigError, match="a gymnasium.Env or the id of one"):
+    with pytest.raises(ConfigError, match=r"a gymnasium\.Env or the id of one"):
         LLMAgentEnv(Corridor)
     with pytest.raises(ConfigError, match="belong around the environment inside"):
         LLMAgentEnv(gymnasium.wrappers.RecordEpisodeStatistics(LLMAgentEnv(Corridor())))
