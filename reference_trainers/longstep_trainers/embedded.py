@@ -13,12 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from longstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from longstep.env import LLMAgentEnv
 
 __all__ = ["Corpus", "build_embedded", "build_tokenizer", "corpus_of"]
 
@@ -46,50 +48,67 @@ class Corpus:
     texts: tuple[str, ...]
     """Contents of prompts, each distinct one once, in the order in which they were met."""
     actions: tuple[str, ...]
-    """Admissible actions, most frequent first."""
+    """Completions that name an admissible action, most frequent first."""
 
 
 def corpus_of(
-    env_id: str,
+    env: LLMAgentEnv | str,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     num_episodes: int = 16,
     max_steps: int = 256,
     seed: int = 0,
 ) -> Corpus:
-    """The prompts and admissible actions met by a random player.
+    """What a random player reads, and the completions that are open to it.
 
     Args:
-        env_id: Id for `longstep.make`.
+        env: An environment, which stays open, or an id for `longstep.make`.
         env_kwargs: Keyword arguments for `longstep.make`.
         num_episodes: Episodes to play, with environment seeds `seed`, `seed + 1`, ...
         max_steps: Most steps of one episode.
         seed: Seed of the environments and of the player.
 
-    An environment that names no admissible actions is only reset: its actions cannot be guessed.
+    Raises:
+        ConfigError: The environment names no admissible actions, so that a random player cannot act.
     """
     import longstep
 
+    owned = longstep.make(env, **(env_kwargs or {})) if isinstance(env, str) else None
     player = random.Random(seed)
     texts: dict[str, None] = {}
     actions: Counter[str] = Counter()
-    env = longstep.make(env_id, **{"parser": longstep.ChoiceParser(), **(env_kwargs or {})})
     try:
         for episode in range(num_episodes):
-            _, info = env.reset(seed=seed + episode)
-            for _ in range(max_steps):
-                texts.update(dict.fromkeys(message.content for message in info["prompt"].messages))
-                admissible = info["admissible_actions"]
-                if not admissible:
-                    break
-                actions.update(admissible)
-                _, _, terminated, truncated, info = env.step(player.choice(admissible))
-                if terminated or truncated:
-                    break
+            _play(owned or cast("Any", env), seed + episode, max_steps, player, texts, actions)
     finally:
-        env.close()
+        if owned is not None:
+            owned.close()
     ordered = sorted(actions, key=lambda action: (-actions[action], action))
     return Corpus(texts=tuple(texts), actions=tuple(ordered))
+
+
+def _play(
+    env: LLMAgentEnv,
+    seed: int,
+    max_steps: int,
+    player: random.Random,
+    texts: dict[str, None],
+    actions: Counter[str],
+) -> None:
+    """One episode; adds to `texts` and `actions`."""
+    _, info = env.reset(seed=seed)
+    for _ in range(max_steps):
+        texts.update(dict.fromkeys(message.content for message in info["prompt"].messages))
+        choices = info.get("allowed_completions") or info["admissible_actions"]
+        if not choices:
+            raise ConfigError(
+                f"expected an environment that names its admissible actions, got {env} without; pass texts and actions "
+                "to `build_embedded` yourself, or use a pretrained model"
+            )
+        actions.update(choices)
+        _, _, terminated, truncated, info = env.step(player.choice(choices))
+        if terminated or truncated:
+            return
 
 
 def build_tokenizer(
@@ -206,9 +225,8 @@ def build_embedded(
         max_position_embeddings=max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
+        eos_token_id=cast("int", tokenizer.eos_token_id),
+        pad_token_id=cast("int", tokenizer.pad_token_id),
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):

@@ -114,7 +114,7 @@ def preferred_dtype(device: str) -> torch.dtype:
 
 def _fastest_attention(device: str, dtype: torch.dtype) -> str:
     import torch
-    from transformers.utils import is_flash_attn_2_available
+    from transformers.utils.import_utils import is_flash_attn_2_available
 
     is_half = dtype in (torch.bfloat16, torch.float16)
     if device.startswith("cuda") and is_half and is_flash_attn_2_available():

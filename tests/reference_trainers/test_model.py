@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, LongstepError
+from longstep.spaces import TextSpace
 from longstep.types import GenerationRequest, Message, Prompt
 from longstep_bindings.engines.transformers_engine import TransformersEngine
 from longstep_trainers import packaged_models
@@ -220,6 +223,18 @@ def test_the_corpus_of_an_environment_makes_its_actions_single_tokens():
     unseen = corpus_of("longstep/KeyDoor-v0", num_episodes=4, seed=1000).texts
     length = sum(len(tokenizer(text)["input_ids"]) for text in unseen)
     assert length < sum(len(text.split()) for text in unseen) * 2
+
+
+def test_the_corpus_of_an_environment_without_admissible_actions_is_one_error():
+    class Silent(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(2)
+        action_space = TextSpace()
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+    with pytest.raises(ConfigError, match="expected an environment that names its admissible"):
+        corpus_of(LLMAgentEnv(Silent()))
 
 
 def test_an_unknown_packaged_model_is_one_error_with_the_near_miss(tmp_path):

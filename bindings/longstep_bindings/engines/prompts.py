@@ -45,18 +45,21 @@ class PromptTokenizer:
                     found[messages] = (
                         f"the chat template failed on this prompt: {type(error).__name__}: {error}"
                     )
-        results = [
-            "expected a prompt without images, got one with images; this engine reads text only"
-            if prompt.images
-            else found.get(prompt.messages)
-            if prompt.messages in found
-            else self._cache[prompt.messages]
-            for prompt in prompts
-        ]
+        results = [self._result(prompt, found) for prompt in prompts]
         for messages, ids in found.items():
             if not isinstance(ids, str):
                 self._keep(messages, ids)
         return results
+
+    def _result(
+        self, prompt: Prompt, found: dict[tuple[Message, ...], NDArray[np.int32] | str]
+    ) -> NDArray[np.int32] | str:
+        if prompt.images:
+            return (
+                "expected a prompt without images, got one with images; this engine reads text only"
+            )
+        ids = found.get(prompt.messages)
+        return ids if ids is not None else self._cache[prompt.messages]
 
     def _encode(self, conversations: Sequence[tuple[Message, ...]]) -> list[NDArray[np.int32]]:
         if not conversations:
