@@ -109,6 +109,7 @@ def train(config: RunConfig) -> dict[str, Any]:
         )
 
         def held_out_metrics() -> dict[str, float]:
+            engine.reset_cache()
             metrics = evaluate(envs, policy, held_out.tasks, config=config)
             return {f"eval/{name}": value for name, value in metrics.items()}
 
@@ -125,6 +126,7 @@ def train(config: RunConfig) -> dict[str, Any]:
             is_last = state.env_steps >= config.train.total_steps
             while not is_last:
                 started = time.perf_counter()
+                engine.reset_cache()  # a resumed run has an empty one here
                 batch = rollout.collect(list(islice(tasks, num_groups)), iteration=state.iteration)
                 collected = time.perf_counter()
                 with stop.postponed():

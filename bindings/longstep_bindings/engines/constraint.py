@@ -32,6 +32,8 @@ class TrieNode:
     """Ids that may come next, ascending; empty where the completion is over."""
     depth: int = 0
     """Most tokens that may still follow."""
+    num_choices: int = 0
+    """Most positions still to come at which there is a choice."""
 
     @property
     def is_over(self) -> bool:
@@ -80,6 +82,8 @@ def _close(root: TrieNode, end_of_turn_id: int | None) -> None:
             node.children[end_of_turn_id] = TrieNode(text=node.text)
             ids.append(end_of_turn_id)
         node.options = np.array(sorted(ids), dtype=np.int32)
+        later = max((child.num_choices for child in node.children.values()), default=0)
+        node.num_choices = later + (len(ids) > 1)
 
 
 class Constraints:

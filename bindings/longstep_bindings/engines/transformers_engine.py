@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from longstep.errors import ConfigError, DataError
 from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.constraint import Constraints, TrieNode
+from longstep_bindings.engines.known_choices import KnownChoices
 from longstep_bindings.engines.prompts import PromptTokenizer
 from longstep_bindings.engines.sampling import sample, uniform
 from longstep_bindings.engines.tree_prefill import can_prefill_tree, prefill_tree
@@ -50,6 +51,15 @@ class _Row:
     """Sampled tokens that the model has read."""
     finish_reason: FinishReason | None = None
     text: str | None = None
+
+    @property
+    def is_single_choice(self) -> bool:
+        """True when the row's only choice of all is the next token."""
+        return (
+            self.node is not None
+            and self.node.num_choices == 1
+            and all(len(options) == 1 for options in self.options)
+        )
 
     def take(self, token_id: int, logprob: float) -> None:
         """Append one sampled token and whatever the constraint then forces."""
@@ -109,6 +119,7 @@ class TransformersEngine:
         self._end_ids = _end_of_turn_ids(model, tokenizer)
         eos_id = tokenizer.eos_token_id
         self._constraints = Constraints(tokenizer, eos_id if isinstance(eos_id, int) else None)
+        self._known_choices = KnownChoices(self.model)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """One completion for each request, in the same order.
@@ -126,6 +137,7 @@ class TransformersEngine:
             self.model.eval()
         try:
             with torch.inference_mode():
+                open_rows = self._decide_known(open_rows)
                 for batch in self._batches(open_rows):
                     self._decode(batch)
         finally:
@@ -135,6 +147,12 @@ class TransformersEngine:
             self._completion(row) if isinstance(row, _Row) else self._failure(request, row)
             for request, row in zip(requests, rows, strict=True)
         ]
+
+    def reset_cache(self) -> None:
+        """Forget choices that were scored before. From here on the same calls give the same bytes as after any other reset;
+        without it, what is remembered changes the batches and so the last bits of log-probabilities.
+        """
+        self._known_choices.clear()
 
     def _row(self, request: GenerationRequest, prompt_ids: NDArray[np.int32] | str) -> _Row | str:
         """The row of a request, or what is wrong with the request."""
@@ -183,6 +201,22 @@ class TransformersEngine:
             batches[-1].append(row)
         return batches
 
+    def _decide_known(self, rows: list[_Row]) -> list[_Row]:
+        """Finish the rows whose one choice these weights have scored before; gives the other rows."""
+        self._known_choices.forget_if_changed(self.policy_version)
+        known: list[tuple[_Row, torch.Tensor]] = []
+        unknown: list[_Row] = []
+        for row in rows:
+            logits_K = self._known_choices.get(row.prompt_ids, row.request.allowed)
+            if logits_K is None:
+                unknown.append(row)
+            else:
+                known.append((row, logits_K))
+        if known:
+            chosen = [row for row, _ in known]
+            self._choose(chosen, *_padded_options(chosen, [logits for _, logits in known]))
+        return unknown
+
     def _decode(self, rows: list[_Row]) -> None:
         """Sample until every row is finished."""
         contexts: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -226,10 +260,20 @@ class TransformersEngine:
             options_BK, masked_BK = _gather_options(
                 chosen, logits_BV[constrained] if free else logits_BV
             )
-            columns, logprobs = sample(masked_BK, *_settings(chosen))
-            ids = options_BK[np.arange(len(chosen)), columns]
-            for row, token_id, logprob in zip(chosen, ids.tolist(), logprobs.tolist(), strict=True):
-                row.take(token_id, logprob)
+            for row, masked_K in zip(chosen, masked_BK, strict=True):
+                if row.node is not None and row.is_single_choice:
+                    logits_K = masked_K[: len(row.node.options)]
+                    self._known_choices.put(row.prompt_ids, row.request.allowed, logits_K)
+            self._choose(chosen, options_BK, masked_BK)
+
+    def _choose(
+        self, rows: list[_Row], options_BK: NDArray[np.int64], masked_BK: torch.Tensor
+    ) -> None:
+        """Give each constrained row one of its options."""
+        columns, logprobs = sample(masked_BK, *_settings(rows))
+        ids = options_BK[np.arange(len(rows)), columns]
+        for row, token_id, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
+            row.take(token_id, logprob)
 
     def _finish_free(self, rows: list[_Row]) -> None:
         """Close the rows that ended their turn, wrote a stop string or used up their tokens."""
@@ -385,6 +429,21 @@ def _settings(
         np.array([request.top_p for request in requests], dtype=np.float32),
         uniform(seeds, positions),
     )
+
+
+def _padded_options(
+    rows: list[_Row], logits: list[torch.Tensor]
+) -> tuple[NDArray[np.int64], torch.Tensor]:
+    """Ids [B, K] that the rows may sample, and their logits, filled as in `_gather_options`."""
+    import torch
+
+    options = [row.node.options for row in rows if row.node is not None]
+    width = max(len(ids) for ids in options)
+    options_BK = np.zeros((len(rows), width), dtype=np.int64)
+    for row, ids in enumerate(options):
+        options_BK[row, : len(ids)] = ids
+    padded = torch.nn.utils.rnn.pad_sequence(logits, batch_first=True, padding_value=float("-inf"))
+    return options_BK, padded
 
 
 def _gather_options(

@@ -178,7 +178,10 @@ def test_a_result_does_not_depend_on_the_rest_of_the_batch(any_parts):
 
 
 def test_the_same_call_twice_gives_the_same_bytes(engine):
-    first, second = engine.generate(mixed_requests()), engine.generate(mixed_requests())
+    engine.reset_cache()
+    first = engine.generate(mixed_requests())
+    engine.reset_cache()
+    second = engine.generate(mixed_requests())
     for left, right in zip(first, second, strict=True):
         assert left.token_ids.tobytes() == right.token_ids.tobytes()
         assert left.logprobs.tobytes() == right.logprobs.tobytes()
@@ -297,10 +300,12 @@ def test_a_single_allowed_string_costs_no_forward_pass(engine, counting):
     assert counting.positions == 0
 
 
-def test_equal_prompts_and_a_shared_beginning_are_computed_once(engine, counting):
+def test_equal_prompts_and_a_shared_beginning_are_computed_once(parts, counting):
+    engine = TransformersEngine(*parts)
     alone = engine.generate([request(0, allowed=ACTIONS)])[0]
     length = len(alone.prompt_token_ids)
     counting.positions = 0
+    engine = TransformersEngine(*parts)
     engine.generate([request(n, observation(0), allowed=ACTIONS) for n in range(64)])
     assert counting.positions == length
     counting.positions = 0
@@ -403,3 +408,30 @@ def test_bfloat16_weights_work(parts):
         model.to(torch.float32)
     assert all(completion.error is None for completion in completions)
     assert all(completion.logprobs.dtype == np.float32 for completion in completions)
+
+
+def test_a_choice_known_for_these_weights_costs_no_forward_pass_and_is_the_same(parts, counting):
+    engine = TransformersEngine(*parts)
+    allowed = ("north", "south", "east")
+    requests = [request(number, observation(number % 3), allowed=allowed) for number in range(12)]
+    first = engine.generate(requests)
+    counting.positions = 0
+    again = engine.generate(requests)
+    assert counting.positions == 0
+    for left, right in zip(first, again, strict=True):
+        assert_same(left, right)
+
+
+def test_known_choices_are_forgotten_when_weights_or_version_change(parts):
+    model, tokenizer = build_parts()
+    engine = TransformersEngine(model, tokenizer)
+    one = request(0, allowed=("north", "south", "east"))
+    before = engine.generate([one])[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    after = engine.generate([one])[0]
+    assert after.logprobs[0] != before.logprobs[0]
+    np.testing.assert_allclose(after.logprobs, reference_logprobs(model, after), atol=1e-4)
+    engine.policy_version = 5
+    assert engine.generate([one])[0].policy_version == 5
