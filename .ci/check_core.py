@@ -38,6 +38,10 @@ assert info["prompt"].messages
 env.step(info["admissible_actions"][0])
 env.close()
 
+trainers = importlib.util.find_spec("longstep_trainers")
+assert trainers is not None
+assert trainers.origin is not None
+assert (Path(trainers.origin).parent / "configs" / "demo.yaml").is_file()
 assert run_command("--version").stdout.split()[-1] == longstep.__version__
 assert "longstep/KeyDoor-v0" in run_command("envs").stdout
 train = run_command("train", "--env.name", "longstep/KeyDoor-v0")
