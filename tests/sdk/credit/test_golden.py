@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longstep.credit import PRESETS, StepGroups, discounted_returns, gigpo, group_steps, hgpo
+from longstep.credit import (
+    PRESETS,
+    StepGroups,
+    discounted_returns,
+    gigpo,
+    group_similar,
+    group_steps,
+    hgpo,
+)
 
 TOLERANCE = 1e-4  # the stored numbers were computed in float32
 
@@ -137,4 +145,16 @@ def test_hgpo_gives_the_stored_advantages(case: Case) -> None:
             episode_term=base == "base_true",
             baseline="row",
         ).total
+        np.testing.assert_allclose(total, case.expected[key], atol=TOLERANCE, rtol=0, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.similarity is not None], ids=lambda case: case.name
+)
+def test_similar_states_form_the_stored_groups_and_give_the_stored_advantages(case: Case) -> None:
+    assert case.similarity is not None
+    groups = group_similar(case.states, case.group_ids, case.similarity, method="difflib")
+    np.testing.assert_array_equal(groups.ids, case.step_groups().ids)
+    for key in keys_of(case, "gigpo/"):
+        total = gigpo_of(case, key, step_groups=groups)
         np.testing.assert_allclose(total, case.expected[key], atol=TOLERANCE, rtol=0, err_msg=key)

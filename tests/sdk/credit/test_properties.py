@@ -22,7 +22,9 @@ from longstep.credit import (
     rloo,
 )
 
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+def assert_close(actual: Any, expected: Any, what: str = "") -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=what)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def slow_gigpo(batch: Batch, options: dict[str, Any], anchors: str = "abcd") -> 
 @given(batches(), gigpo_options)
 def test_gigpo_is_its_equations(batch: Batch, options: dict[str, Any]) -> None:
     result = gigpo(*batch.columns(), valid=batch.valid, **options)
-    np.testing.assert_allclose(result.total, slow_gigpo(batch, options), **TOLERANCE)
+    assert_close(result.total, slow_gigpo(batch, options))
 
 
 @settings(max_examples=50, deadline=None)
@@ -160,7 +162,7 @@ def test_states_that_do_not_anchor_have_no_step_term(
 ) -> None:
     anchors: Any = (lambda key: key in "ab") if not as_mask else [s in "ab" for s in batch.states]
     result = gigpo(*batch.columns(), valid=batch.valid, anchors=anchors, **options)
-    np.testing.assert_allclose(result.total, slow_gigpo(batch, options, "ab"), **TOLERANCE)
+    assert_close(result.total, slow_gigpo(batch, options, "ab"))
 
 
 def estimate_all(batch: Batch, **more: Any) -> dict[str, Advantages]:
@@ -188,9 +190,7 @@ def test_permuting_trajectories_permutes_the_result(batch: Batch, random: Any) -
     rows = sorted(range(len(batch)), key=lambda row: place[batch.trajectories[row]])
     permuted = estimate_all(batch.take(rows))
     for name, result in estimate_all(batch).items():
-        np.testing.assert_allclose(
-            permuted[name].total, result.total[rows], err_msg=name, **TOLERANCE
-        )
+        assert_close(permuted[name].total, result.total[rows], name)
 
 
 @settings(max_examples=25, deadline=None)
@@ -205,7 +205,7 @@ def test_a_constant_on_all_returns_of_a_group_changes_no_episode_term(
     for estimator in (grpo, rloo):
         before = estimator(*batch.columns()[:3], baseline=baseline)
         after = estimator(shifted, *batch.columns()[1:3], baseline=baseline)
-        np.testing.assert_allclose(after.total, before.total, **TOLERANCE)
+        assert_close(after.total, before.total)
 
 
 @settings(max_examples=25, deadline=None)

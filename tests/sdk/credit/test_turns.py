@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,7 +65,7 @@ def test_lambda_one_without_values_gives_discounted_returns() -> None:
     st.randoms(use_true_random=False),
 )
 def test_interleaved_trajectories_are_the_textbook_loop(
-    shapes: list[tuple[int, bool]], random: st.DataObject
+    shapes: list[tuple[int, bool]], random: Any
 ) -> None:
     rng = np.random.default_rng(random.randrange(2**32))
     names = np.repeat(np.arange(len(shapes)), [length for length, _ in shapes])
