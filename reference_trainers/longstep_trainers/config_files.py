@@ -60,9 +60,27 @@ def parse_config(arguments: Sequence[str], *, prog: str = "longstep train") -> R
         values = parser.parse_args([*(f"--config={path}" for path in paths), *flags])
     except argparse.ArgumentError as error:
         raise ConfigError(_explain(str(error), prog)) from None
-    return _build(
-        RunConfig, {key: value for key, value in values.as_dict().items() if key != "config"}
-    )
+    settings = {key: value for key, value in values.as_dict().items() if key != "config"}
+    settings["env"]["kwargs"] |= _file_kwargs(paths, flags)
+    return _build(RunConfig, settings)
+
+
+def _file_kwargs(paths: Sequence[Path], flags: Sequence[str]) -> dict[str, Any]:
+    """The environment's arguments as the files have them, without those that a flag sets.
+
+    jsonargparse reads a text under a key of any type as YAML once more: `symbols: "#."` would become a comment.
+    """
+    yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
+    given: dict[str, Any] = {}
+    for path in paths:
+        env = yaml.safe_load(path.read_text(encoding="utf-8")).get("env") or {}
+        given |= env.get("kwargs") or {}
+    set_by_flags = {word.removeprefix("--").partition("=")[0] for word in flags}
+    if _FREE_FORM in set_by_flags:
+        return {}
+    return {
+        name: value for name, value in given.items() if f"{_FREE_FORM}.{name}" not in set_by_flags
+    }
 
 
 def load_config(path: str | Path) -> RunConfig:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from longstep import credit
-from longstep.errors import ConfigError
+from longstep.errors import ConfigError, EnvError
 from longstep.policy import EnginePolicy
 from longstep.recording import RolloutBatch
 from longstep.rollout import Rollout
@@ -127,7 +127,14 @@ def train(config: RunConfig) -> dict[str, Any]:
             while not is_last:
                 started = time.perf_counter()
                 engine.reset_cache()  # a resumed run has an empty one here
-                batch = rollout.collect(list(islice(tasks, num_groups)), iteration=state.iteration)
+                try:
+                    batch = rollout.collect(
+                        list(islice(tasks, num_groups)), iteration=state.iteration
+                    )
+                    _check_usable(batch)
+                except Exception:
+                    _log.error("the rollout failed; what was learnt before is kept: %s", save())
+                    raise
                 collected = time.perf_counter()
                 with stop.postponed():
                     summary = batch.summary()
@@ -143,23 +150,23 @@ def train(config: RunConfig) -> dict[str, Any]:
                     engine.policy_version = state.policy_version
                     updated = time.perf_counter()
                     state.train_seconds += updated - started
-                is_last = state.env_steps >= config.train.total_steps
-                if is_last or _is_due(state.iteration, config.train.eval_every):
-                    metrics |= held_out_metrics()
-                metrics["env_steps"] = state.env_steps
-                tracker.log(
-                    state.iteration,
-                    metrics,
-                    timings={
-                        "rollout_s": collected - started,
-                        "update_s": updated - collected,
-                        "generated_tokens_per_s": summary["generated_tokens"]
-                        / (collected - started),
-                        "env_steps_per_s": summary["env_steps"] / (updated - started),
-                    },
-                )
-                if is_last or _is_due(state.iteration, config.train.save_every):
-                    save()
+                    is_last = state.env_steps >= config.train.total_steps
+                    if is_last or _is_due(state.iteration, config.train.eval_every):
+                        metrics |= held_out_metrics()
+                    metrics["env_steps"] = state.env_steps
+                    tracker.log(
+                        state.iteration,
+                        metrics,
+                        timings={
+                            "rollout_s": collected - started,
+                            "update_s": updated - collected,
+                            "generated_tokens_per_s": summary["generated_tokens"]
+                            / (collected - started),
+                            "env_steps_per_s": summary["env_steps"] / (updated - started),
+                        },
+                    )
+                    if is_last or _is_due(state.iteration, config.train.save_every):
+                        save()
         except StopRequested:
             _log.warning("stopped; go on with `--resume auto`: %s", save())
             raise
@@ -180,6 +187,16 @@ def train(config: RunConfig) -> dict[str, Any]:
 
 def _is_due(iteration: int, every: int) -> bool:
     return every > 0 and iteration % every == 0
+
+
+def _check_usable(batch: RolloutBatch) -> None:
+    """Raise when not one trajectory came to its end: the next rollout would fare no better."""
+    if not batch.rows:
+        first = batch.errors[0] if batch.errors else "no trajectory took a step"
+        raise EnvError(
+            f"expected at least one usable trajectory, got {len(batch.errors)} failures at the rollout, the first "
+            f"being: {first}; play the environment by itself with `longstep check-env`"
+        )
 
 
 def _advantages(batch: RolloutBatch, config: RunConfig) -> credit.Advantages:
