@@ -82,7 +82,7 @@ def diagnose(
     sharing = _sharing(rows, step_groups, episodes.counts)
     invalid_share = float((~valid).mean()) if valid is not None and num_rows else 0.0
     lone = int((episodes.counts == 1).sum())
-    uniform = int(((episodes.counts >= 2) & (episodes.squares == 0.0)).sum())
+    uniform = int(((episodes.counts >= 2) & episodes.uniform).sum())
     compared = int((episodes.counts >= 2).sum())
     warnings = [*_episode_warnings(lone, uniform, compared), *_invalid_warnings(invalid_share)]
     if step_groups is not None:

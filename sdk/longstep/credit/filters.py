@@ -44,5 +44,5 @@ def drop_uniform_groups(
     returns_T = episode_returns(rows, rows.rewards)
     statistics = GroupStatistics.of(returns_T, rows.group_of_trajectory, rows.num_groups)
     keep = np.zeros(rows.num_rows, np.bool_)
-    keep[slice(None) if rows.kept is None else rows.kept] = (statistics.squares > 0.0)[rows.group]
+    keep[slice(None) if rows.kept is None else rows.kept] = ~statistics.uniform[rows.group]
     return keep

@@ -20,7 +20,7 @@ from longstep.credit.episode import (
 from longstep.credit.episode import episode_term as whole_episode_term
 from longstep.credit.groups import StepGroups, group_equal, history_codes
 from longstep.credit.keys import key_words
-from longstep.credit.relative import Normalization
+from longstep.credit.relative import ROUNDING, Normalization
 from longstep.credit.returns import returns_of
 from longstep.credit.rows import Rows
 from longstep.credit.step import step_term
@@ -118,7 +118,7 @@ def hgpo(
         term = step_term(rows, returns, groups, how=how, min_size=inner_group_size)
         weight = float(k + 1) ** length_weight_alpha
         step += weight * term
-        weights += weight * (term != 0.0)
+        weights += weight * (np.abs(term) > ROUNDING * np.abs(returns))
     divisor = np.where(weights > 0.0, weights + epsilon, 1.0)
     return two_terms(
         rows, returns_T, episode / divisor, step / divisor, 1.0, suffix_groups[0], penalty.valid

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from longstep.errors import ConfigError, did_you_mean
 from longstep.kernels import segments
 
-__all__ = ["GroupStatistics", "Normalization", "require_choice"]
+__all__ = ["ROUNDING", "GroupStatistics", "Normalization", "require_choice"]
+
+ROUNDING = 1e-9  # of the mean: equal sums of rewards in another order differ by about 1e-15 of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,11 @@ class GroupStatistics:
         counts, means, squares = segments.group_statistics(values, ids, num_groups)
         return cls(counts=counts, means=means, squares=squares)
 
+    @property
+    def uniform(self) -> NDArray[np.bool_]:
+        """[G] True where all members are equal, up to the rounding of the sums that made them."""
+        return self.squares <= self.counts * np.square(ROUNDING * self.means)
+
     def relative(
         self,
         values: NDArray[np.float64],
@@ -64,6 +71,8 @@ class GroupStatistics:
         min_size: int = 2,
     ) -> NDArray[np.float64]:
         """Values minus the mean of their group, divided as `how` says.
+
+        Under `std` without a floor a group of equal members gives 0 to every value: it has no scale to measure by.
 
         Args:
             values: [M] any values, members or not.
@@ -75,7 +84,8 @@ class GroupStatistics:
         if how.normalize == "std":
             variances = self.squares / np.maximum(self.counts - how.ddof, 1)
             deviations = np.maximum(np.sqrt(variances), how.std_floor) + how.epsilon
-            np.divide(1.0, deviations, out=scales, where=deviations > 0.0)
+            with_scale = (deviations > 0.0) & ~(self.uniform & (how.std_floor == 0.0))
+            scales = np.divide(1.0, deviations, out=np.zeros_like(deviations), where=with_scale)
         scales[self.counts < min_size] = 0.0
         return segments.centre_and_scale(values, ids, offsets, scales)
 

@@ -56,8 +56,12 @@ class Kernel(Generic[P, R]):
             from longstep.errors import require
 
             numba = require("numba", extra="fast", needed_by="longstep.kernels")
-            jit: Any = numba.njit(list(self.signatures), cache=True, nogil=True)
-            self._compiled = cast("Callable[P, R]", jit(self.loop))
+            signatures = list(self.signatures)
+            try:
+                jit: Any = numba.njit(signatures, cache=True, nogil=True)(self.loop)
+            except RuntimeError:  # no folder that the machine code may be cached in
+                jit = numba.njit(signatures, nogil=True)(self.loop)
+            self._compiled = cast("Callable[P, R]", jit)
         return self._compiled
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

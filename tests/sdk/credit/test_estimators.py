@@ -146,10 +146,23 @@ def test_ddof_chooses_the_standard_deviation(ddof: int, std: float) -> None:
     np.testing.assert_allclose(result.total, np.array([1.0, -1.0]) / std, rtol=1e-6)
 
 
-def test_equal_returns_give_exactly_zero_even_without_epsilon() -> None:
-    rewards = [0.1, 0.2, 0.3]  # sums to another number than 0.3 + 0.3 in some orders
-    result = grpo(rewards * 3, [0, 0, 0, 1, 1, 1, 2, 2, 2], [0] * 9, epsilon=0.0)
-    np.testing.assert_array_equal(result.total, 0.0)
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
+def test_equal_returns_give_zero_though_their_sums_are_rounded(epsilon: float) -> None:
+    rewards = [0.1, 0.2, 0.3, 0.3, 0.2, 0.1]
+    assert sum(rewards[:3]) != sum(rewards[3:])
+    columns = (rewards, [0, 0, 0, 1, 1, 1], [0] * 6)
+    assert not grpo(*columns, epsilon=epsilon).total.any()
+    assert not drop_uniform_groups(*columns).any()
+    assert grpo(*columns).diagnostics.zero_variance_groups == 1
+
+
+def test_a_group_without_spread_has_no_scale_for_a_row_penalty() -> None:
+    columns = ([1.0, 1.0], [0, 1], [0, 0])
+    options: Any = {"valid": [True, False], "invalid_action_penalty": 0.1, "penalty_scope": "row"}
+    assert grpo(*columns, **options).total.tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(grpo(*columns, normalize="none", **options).total, [0.0, -0.1])
+    floored = grpo(*columns, std_floor=0.5, epsilon=0.0, **options)
+    np.testing.assert_allclose(floored.total, [0.0, -0.2])
 
 
 @pytest.mark.parametrize(("lone_episode", "expected"), [("zero", 0.0), ("raw", 7.0)])

@@ -96,6 +96,8 @@ def slow_relative(value: float, members: list[float], options: dict[str, Any]) -
         return value - mean
     squares = math.fsum((member - mean) ** 2 for member in members)
     std = math.sqrt(squares / (len(members) - options["ddof"]))
+    if not options["std_floor"] and max(members) - min(members) < 1e-9:
+        return 0.0  # no scale to measure by
     return (value - mean) / (max(std, options["std_floor"]) + options["epsilon"])
 
 

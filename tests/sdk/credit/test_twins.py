@@ -115,6 +115,13 @@ def test_whole_advantages_have_the_same_bits() -> None:
         assert compiled.diagnostics == plain.diagnostics
 
 
+def test_a_kernel_that_cannot_be_cached_on_disk_is_compiled_all_the_same() -> None:
+    pytest.importorskip("numba", reason='needs numba: pip install "longstep[fast]"')
+    module: dict[str, Any] = {}
+    exec("def twice(value):\n    return 2.0 * value", module)
+    assert kernels.Kernel(module["twice"], "float64(float64)")(4.0) == 8.0
+
+
 def run(code: str) -> str:
     """Standard output of a fresh interpreter."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
