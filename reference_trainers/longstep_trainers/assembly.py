@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +10,7 @@ from longstep.errors import ConfigError
 from longstep.memory import Memory, RetrievalMemory, SimpleMemory, WindowMemory
 from longstep.prompt import PromptTemplate
 from longstep.registration import make
-from longstep_trainers.config import EnvConfig, MemoryConfig, RunConfig
+from longstep_trainers.config import MemoryConfig, RunConfig
 
 __all__ = ["AgentEnvFactory", "prepare_model"]
 
@@ -126,13 +125,17 @@ def _embedded(config: RunConfig) -> tuple[Any, Any]:
     """A model of the settings' size whose vocabulary is what its environment says."""
     import torch
 
-    from longstep_trainers.embedded import build_embedded
+    from longstep_trainers.embedded import build_embedded, corpus_of
 
-    texts, actions = _corpus(AgentEnvFactory(config), config.env)
+    env = AgentEnvFactory(config)()
+    try:
+        corpus = corpus_of(env, num_episodes=64)
+    finally:
+        env.close()
     size = config.model.embedded
     model, tokenizer = build_embedded(
-        texts,
-        actions=actions,
+        corpus.texts,
+        actions=corpus.actions,
         hidden_size=size.hidden_size,
         num_layers=size.num_layers,
         num_heads=size.num_heads,
@@ -140,31 +143,3 @@ def _embedded(config: RunConfig) -> tuple[Any, Any]:
         seed=config.seed,
     )
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
-
-
-def _corpus(
-    make_env: AgentEnvFactory, config: EnvConfig, *, num_episodes: int = 64
-) -> tuple[list[str], list[str]]:
-    """What a random player reads, and the actions it is offered."""
-    player = random.Random(0)
-    texts: dict[str, None] = {}
-    actions: dict[str, None] = {}
-    env = make_env()
-    try:
-        for seed in range(num_episodes):
-            _, info = env.reset(seed=seed)
-            done = False
-            while not done:
-                texts.update(dict.fromkeys(m.content for m in info["prompt"].messages))
-                choices = info["allowed_completions"] or info["admissible_actions"]
-                if not choices:
-                    raise ConfigError(
-                        f"expected an environment that names its admissible actions, got `{config.name}` without; "
-                        "the embedded model learns from them alone: set `model.model_path` to a pretrained model"
-                    )
-                actions.update(dict.fromkeys(choices))
-                _, _, terminated, truncated, info = env.step(player.choice(choices))
-                done = terminated or truncated
-    finally:
-        env.close()
-    return list(texts), sorted(actions)

@@ -89,7 +89,7 @@ class ModelConfig:
     lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter; `all-linear` means every linear layer but the output."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights in use; `auto` is bfloat16 on CUDA and float32 on the CPU."""
+    """Number format of the weights in use; `auto` is bfloat16 on CUDA and on CPUs that multiply it fast, else float32."""
 
     def __post_init__(self) -> None:
         """Check the adapter's numbers."""

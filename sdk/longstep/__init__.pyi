@@ -1,5 +1,6 @@
 from . import (
     actions,
+    canonicalize,
     checks,
     credit,
     env,
@@ -86,6 +87,7 @@ __all__ = [
     "WindowMemory",
     "__version__",
     "actions",
+    "canonicalize",
     "check_env",
     "checks",
     "credit",

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from longstep.actions import ActionParser
 from longstep.defaults import default_parser, default_prompt, find_max_steps, own_default
-from longstep.errors import ConfigError, DataError, EnvError
+from longstep.errors import ConfigError, DataError, EnvError, PromptBudgetError
 from longstep.five_tuple import read_reset, read_step, read_success
 from longstep.memory import Memory, WindowMemory
 from longstep.observations import IMAGE_PLACEHOLDER, observation_images, observation_to_text
@@ -41,7 +41,8 @@ class LLMAgentEnv(PassThroughEnv):
     when anything may be said), `allowed_completions` (the completions that are read as these actions, in their order,
     for constrained decoding; None when there is no such list), `state_key` (16 bytes), `task_description`, `step`
     (steps taken). After a step also: `action`, `action_valid`, `action_reason`, `raw_reward`, `success` (whether the
-    environment said so last, in `success`, `is_success` or `won`), `time_limit` (`max_steps` ended the episode).
+    environment said so last, in `success`, `is_success` or `won`), `time_limit` (`max_steps` ended the episode), and
+    where no next prompt fits the token budget, so that the episode is truncated, `over_budget` and `budget_error`.
 
     An invalid action leaves the observation as it was, counts as a step and earns `-invalid_action_penalty`; its info
     has none of the wrapped environment's own keys, since that was not asked.
@@ -217,7 +218,12 @@ class LLMAgentEnv(PassThroughEnv):
         }
         done = terminated or truncated
         self._ask_memory(self.memory.update, before, read.text, raw_reward, done, info)
-        info["prompt"] = self._build_prompt()
+        try:
+            info["prompt"] = self._build_prompt()
+        except PromptBudgetError as error:
+            # The step was taken and its reward is real; only the next prompt cannot be.
+            info |= {"prompt": Prompt(messages=()), "over_budget": True, "budget_error": str(error)}
+            truncated, done = not terminated, True
         self._in_episode = not done
         return info["prompt"].text, reward, terminated, truncated, info
 

@@ -2,6 +2,7 @@
 
     LongstepError
     +-- ConfigError (ValueError)             a setting or an argument is wrong
+    |   +-- PromptBudgetError            what may not be dropped from a prompt is longer than its budget
     +-- DataError (ValueError)               data handed in is malformed: lengths, ids, NaN
     +-- UnsupportedTypeError (TypeError)     a value of a type that has no meaning here
     +-- RegistryError (LookupError)          an id that is not registered, or registered twice
@@ -32,6 +33,7 @@ __all__ = [
     "LongstepError",
     "MissingExtraError",
     "PolicyError",
+    "PromptBudgetError",
     "ProtocolError",
     "RegistryError",
     "SessionLostError",
@@ -47,6 +49,10 @@ class LongstepError(Exception):
 
 class ConfigError(LongstepError, ValueError):
     """A setting or an argument is wrong."""
+
+
+class PromptBudgetError(ConfigError):
+    """What may not be dropped from a prompt is longer than its token budget."""
 
 
 class DataError(LongstepError, ValueError):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.budget import Shown, cut_last_lines, cut_middle, cut_oldest, fit
-from longstep.errors import ConfigError, DataError, did_you_mean
+from longstep.errors import ConfigError, DataError, PromptBudgetError, did_you_mean
 from longstep.observations import IMAGE_PLACEHOLDER, NEUTRAL_PLACEHOLDER
 from longstep.types import Dropped, Message, Prompt
 
@@ -163,7 +163,7 @@ class PromptTemplate:
             memory_images: The images of the placeholders in `memory`, in their order.
 
         Raises:
-            ConfigError: What may not be dropped is longer than `max_tokens` on its own.
+            PromptBudgetError: What may not be dropped is longer than `max_tokens` on its own.
             DataError: A text has another number of image placeholders than it has images.
         """
         fills = {
@@ -208,7 +208,7 @@ class PromptTemplate:
                 )
             )
         if num_tokens > max_tokens:
-            raise ConfigError(
+            raise PromptBudgetError(
                 f"expected a prompt of at most {max_tokens} tokens, got {num_tokens} for what may "
                 f"not be dropped; raise `max_tokens`, shorten the template, or name more than "
                 f"{self.drop_order} in `drop_order`"

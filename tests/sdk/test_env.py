@@ -4,7 +4,7 @@ import copy
 import pickle
 import re
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -760,3 +760,25 @@ def test_no_warning_is_given_in_ordinary_use():
         env = longstep.make("MountainCar-v0")
         env.reset(seed=0)
         env.step("1")
+
+
+def test_a_prompt_that_fits_no_more_truncates_and_keeps_the_reward() -> None:
+    class Growing(gymnasium.Env[str, str]):
+        observation_space = action_space = longstep.TextSpace()
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.text = "x"
+            return self.text, {}
+
+        def step(self, action: str) -> Any:
+            self.text *= 100
+            return self.text, 1.0, False, False, {}
+
+    template = PromptTemplate(None, "{current_observation}", max_tokens=50, drop_order=())
+    env = LLMAgentEnv(Growing(), prompt=template, memory=longstep.Memory())
+    env.reset(seed=0)
+    text, reward, terminated, truncated, info = env.step("<action>go</action>")
+    assert (text, reward, terminated, truncated) == ("", 1.0, False, True)
+    assert info["over_budget"] is True
+    assert "at most 50 tokens" in info["budget_error"]

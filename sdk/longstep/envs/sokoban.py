@@ -67,7 +67,7 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         num_boxes: int = 1,
         max_pulls: int | None = None,
         max_steps: int = 120,
-        observation: Literal["text", "rgb", "tiny_rgb"] = "text",
+        observation: Literal["text", "words", "rgb", "tiny_rgb"] = "text",
         symbols: str = SYMBOLS,
         separator: str = "",
         admissible: Literal["all", "changing"] = "changing",
@@ -79,7 +79,8 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         max_pulls: Most pulls of reverse play, and so an upper bound of the pushes a room needs; small numbers make
             easy rooms for training. None makes rooms that are far from solved.
         max_steps: Steps after which an episode is truncated.
-        observation: `text` (rows of symbols), `rgb` (uint8 [16 * height, 16 * width, 3]) or `tiny_rgb` (one pixel
+        observation: `text` (rows of symbols), `words` (cells named by row and column, what never moves first: for
+            models that read words better than drawings), `rgb` (uint8 [16 * height, 16 * width, 3]) or `tiny_rgb` (one pixel
             per cell).
         symbols: Seven different characters for wall, floor, target, box on target, box, player, player on target.
         separator: What stands between the symbols of a row, such as a space for tokenizers that merge symbols.
@@ -87,7 +88,7 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         render_mode: None, `ansi` or `rgb_array`.
         """
         for name, value, known in (
-            ("observation", observation, ("text", "rgb", "tiny_rgb")),
+            ("observation", observation, ("text", "words", "rgb", "tiny_rgb")),
             ("admissible", admissible, ("all", "changing")),
             ("render_mode", render_mode, (None, "ansi", "rgb_array")),
         ):
@@ -114,12 +115,13 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         self._tiles = TINY_TILES if observation == "tiny_rgb" else draw_tiles()
         self.action_space = WordSpace(ACTIONS)
         self.observation_space: gymnasium.Space[Any] = TextSpace()
-        if observation != "text":
+        if observation not in ("text", "words"):
             side = self._tiles.shape[1]
             shape = (height * side, width * side, 3)
             self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self._cells: list[int] = []
         self._text: list[str] = []
+        self._fixed_words = ""
         self._player = self._num_steps = self._num_on_target = 0
         self._over = False
         self._plan: list[str] = []
@@ -133,6 +135,10 @@ class SokobanEnv(gymnasium.Env[Any, str]):
     def task_description(self) -> str:
         """The goal in one sentence; for text, the meaning of the symbols in another."""
         goal = "Push every box (not pull) onto a target."
+        if self.observation == "words":
+            return (
+                f"{goal} A cell is row column: down adds 1 to the row, right adds 1 to the column."
+            )
         if self.observation != "text":
             return goal
         pairs = zip(self._symbols, MEANINGS, strict=True)
@@ -246,8 +252,21 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         self._text = [
             self._symbols[code] + end for code, end in zip(cells, self._suffixes, strict=True)
         ]
+        self._fixed_words = self._name("wall", (WALL,), inner=True) + self._name(
+            "target", (TARGET, BOX_ON_TARGET, PLAYER_ON_TARGET)
+        )
         self._over = False
         self._plan = []
+
+    def _name(self, word: str, codes: tuple[int, ...], *, inner: bool = False) -> str:
+        """`word row column .` for each cell with one of the codes; `inner` leaves out the border."""
+        height, width = self.dim_room
+        places = [divmod(cell, width) for cell, code in enumerate(self._cells) if code in codes]
+        return "".join(
+            f"{word} {row} {column} . "
+            for row, column in places
+            if not inner or (0 < row < height - 1 and 0 < column < width - 1)
+        )
 
     def _can_move(self, step: int) -> bool:
         ahead = self._cells[self._player + step]
@@ -289,7 +308,13 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         return {"admissible_actions": possible, "success": self.solved}
 
     def _observe(self) -> Any:
-        return "".join(self._text) if self.observation == "text" else self._draw(self._tiles)
+        if self.observation == "text":
+            return "".join(self._text)
+        if self.observation == "words":
+            row, column = divmod(self._player, self.dim_room[1])
+            boxes = self._name("box", (BOX, BOX_ON_TARGET))
+            return f"{self._fixed_words}{boxes}you {row} {column} ."
+        return self._draw(self._tiles)
 
     def _draw(self, tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """uint8[height * side, width * side, 3]: the room in `tiles`."""

@@ -255,3 +255,27 @@ def test_render_gives_text_or_an_image():
 def test_wrong_arguments_are_named(arguments: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         SokobanEnv(**arguments)
+
+
+def test_words_name_the_same_state_as_the_drawing() -> None:
+    drawn = SokobanEnv(max_pulls=2)
+    named = SokobanEnv(max_pulls=2, observation="words")
+    pairs: dict[str, str] = {}
+    for seed in range(30):
+        drawing, _ = drawn.reset(seed=seed)
+        words, _ = named.reset(seed=seed)
+        while not drawn.solved:
+            rows = drawing.split("\n")
+            targets = {
+                (r, c) for r, row in enumerate(rows) for c, s in enumerate(row) if s in "O√S"
+            }
+            boxes = {(r, c) for r, row in enumerate(rows) for c, s in enumerate(row) if s in "√X"}
+            you = {(r, c) for r, row in enumerate(rows) for c, s in enumerate(row) if s in "PS"}
+            parts = [part.split() for part in words.removesuffix(" .").split(" . ")]
+            for name, places in (("target", targets), ("box", boxes), ("you", you)):
+                assert {(int(r), int(c)) for word, r, c in parts if word == name} == places
+            assert pairs.setdefault(words, drawing) == drawing
+            action = drawn.expert_action()
+            drawing, *_ = drawn.step(action)
+            words, *_ = named.step(action)
+        assert named.solved
