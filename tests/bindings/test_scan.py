@@ -30,14 +30,14 @@ def both(body, max_depth):
 
 
 @given(plain, st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_both_walks_agree_on_whole_values(value, max_depth):
     by_c, by_python = both(msgpack.packb(value), max_depth)
     assert by_c == by_python
 
 
 @given(st.binary(max_size=60), st.integers(1, 6))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_both_walks_agree_on_what_is_acceptable(body, max_depth):
     by_c, by_python = both(body, max_depth)
     assert (by_c is None) == (by_python is None)

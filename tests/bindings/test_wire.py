@@ -68,7 +68,7 @@ def same(a, b):
 
 
 @given(values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_value_comes_back_with_its_type(value):
     assert same(value, decode(encode(value)))
 
@@ -249,14 +249,14 @@ def test_malformed_messages_are_protocol_errors(frames, said):
 
 
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=20), max_size=3))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_random_bytes_decode_or_are_a_protocol_error(body, raw):
     with contextlib.suppress(ProtocolError):
         decode([body, *raw])
 
 
 @given(values, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_damaged_messages_decode_or_are_a_protocol_error(value, data):
     frames = [bytearray(frame) for frame in encode(value)]
     frame = data.draw(st.sampled_from(frames))
