@@ -29,7 +29,19 @@ from typing import Any, Final, Protocol
 
 from longstep_bindings.failures import Failure
 
-__all__ = ["LATER", "Call", "Service", "Session"]
+__all__ = ["LATER", "Call", "Encoded", "Service", "Session"]
+
+
+class Encoded:
+    """A value that its service has encoded itself, as `wire.encode` does; given in place of the value."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: list[bytes]) -> None:
+        """Args:
+        frames: What `wire.encode` gave.
+        """
+        self.frames = frames
 
 
 class _Later:

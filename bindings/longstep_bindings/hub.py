@@ -32,7 +32,7 @@ from longstep.errors import (
     SessionLostError,
     did_you_mean,
 )
-from longstep_bindings.calls import Call, Service, Session
+from longstep_bindings.calls import Call, Encoded, Service, Session
 from longstep_bindings.failures import Failure
 from longstep_bindings.heads import Head, Kind, WrongVersionError, pack_head, unpack_head
 from longstep_bindings.limits import Limits
@@ -83,7 +83,8 @@ class Hub:
         """Take the outcome of `call`; the first one counts."""
         outcome: list[bytes] | Failure
         try:
-            outcome = failure or encode(value, self._limits)
+            frames = value.frames if type(value) is Encoded else None
+            outcome = failure or frames or encode(value, self._limits)
         except LongstepError as error:
             outcome = Failure.of(error)
         self._post(call, outcome)

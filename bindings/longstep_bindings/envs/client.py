@@ -1,0 +1,325 @@
+"""`RemoteVectorEnv`: many environments in worker processes, with the interface of `GroupVectorEnv`.
+
+Commands go to each worker in one message and results come back in one, so that a step costs little more than its share
+of two messages. Workers do not wait for each other. A worker that dies or hangs is replaced, its environments are built
+again from seeds and actions, and the state keys are compared; see `recovery`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from longstep.commands import EnvCommand, EnvResult
+from longstep.errors import ConfigError
+from longstep_bindings.curve import ClientKeys
+from longstep_bindings.envs.link import Link, LinkSettings
+from longstep_bindings.envs.places import LocalPlace, Place, ServerPlace
+from longstep_bindings.envs.process import WorkerSettings
+from longstep_bindings.envs.spec import EnvSpec
+from longstep_bindings.terms import Terms
+
+__all__ = ["RemoteVectorEnv"]
+
+
+class RemoteVectorEnv:
+    """Environments in worker processes of this machine, or at servers (`connect`).
+
+    Same seeds and same actions give the same results as in process, byte for byte. What an environment puts in its info
+    must be able to cross (see `longstep_bindings.wire`); what cannot is that slot's error.
+
+    >>> with RemoteVectorEnv("longstep/KeyDoor-v0", 4, num_workers=2) as envs:
+    ...     envs.send([EnvCommand(slot=3, command_id=1, task=Task(env_id="longstep/KeyDoor-v0", seed=7))])
+    ...     [(result.slot, result.error) for result in envs.recv()]
+    [(3, None)]
+    """
+
+    def __init__(
+        self,
+        env: str | EnvSpec | Callable[..., Any],
+        num_envs: int,
+        *,
+        num_workers: int = 2,
+        env_kwargs: Mapping[str, Any] | None = None,
+        step_timeout_s: float = 60.0,
+        reset_timeout_s: float = 120.0,
+        start_timeout_s: float = 60.0,
+        max_restarts: int = 20,
+        max_retries: int = 1,
+    ) -> None:
+        """Start the workers; each makes its first environment, so that what is wrong with it raises here.
+
+        Args:
+            env: A registered id, a spec, or a function or class that a worker can import by its name.
+            num_envs: Number of slots, at least 1. Neighbouring slots share a worker.
+            num_workers: Processes; no more are started than there are slots.
+            env_kwargs: Arguments of the environments, beside those of a spec.
+            step_timeout_s: Seconds that a step may take. A worker past that is killed and replaced.
+            reset_timeout_s: Seconds that making and resetting an environment may take.
+            start_timeout_s: Seconds until a new worker must be reachable.
+            max_restarts: Times that one worker is replaced; `recv` raises EnvError at one more.
+            max_retries: Times that a command is done again after its environment took the worker down; at one more,
+                that is its result's error. 0 reports a hanging step at its deadline.
+
+        Raises:
+            ConfigError: An argument cannot be meant, or the environment refuses its own.
+            RegistryError: The worker does not know the id.
+            EnvError: A worker ended at once.
+            DeadlineError: A worker or its first environment was not there in time.
+        """
+        spec = _as_spec(env, env_kwargs)
+        _check_counts(num_envs, num_workers)
+        num_workers = min(num_workers, num_envs)
+        longest_s = max(step_timeout_s, reset_timeout_s)
+        settings = WorkerSettings(
+            specs={spec.name: spec},
+            step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            start_timeout_s=start_timeout_s,
+            # silence proves nothing: a step may keep the worker's interpreter busy until its deadline
+            terms=Terms(num_credits=_num_credits(num_envs), lost_after_s=longest_s + 60.0),
+        )
+        links = LinkSettings(
+            environment=None,
+            max_restarts=max_restarts,
+            max_retries=max_retries,
+            connect_timeout_s=start_timeout_s,
+            open_timeout_s=reset_timeout_s + 5.0,
+            keys=None,
+        )
+        self._open([LocalPlace(settings) for _ in range(num_workers)], num_envs, links, spec.env_id)
+
+    @classmethod
+    def connect(
+        cls,
+        addresses: str | Sequence[str],
+        num_envs: int,
+        *,
+        environment: str | None = None,
+        keys: ClientKeys | None = None,
+        connect_timeout_s: float = 10.0,
+        open_timeout_s: float = 120.0,
+        max_restarts: int = 20,
+        max_retries: int = 1,
+    ) -> Self:
+        """Environments at servers, see `EnvServer`.
+
+        Args:
+            addresses: Of the workers of one server or of several; the slots are spread over them.
+            num_envs: Number of slots, at least one for each address.
+            environment: What to ask for; None is the only one that the server has.
+            keys: CURVE keys; required for an address off this machine.
+            connect_timeout_s: How long a server may take to answer, at the start and after it was lost.
+            open_timeout_s: How long it may take to make the first environment.
+            max_restarts: Times that one worker may be lost; see the constructor.
+            max_retries: See the constructor.
+
+        Raises:
+            DeadlineError: No server answered, or it does not know the client's key.
+            RegistryError: The server has no such environment.
+            ConfigError: An argument cannot be meant.
+        """
+        addresses = [addresses] if isinstance(addresses, str) else list(addresses)
+        _check_counts(num_envs, len(addresses))
+        links = LinkSettings(
+            environment=environment,
+            max_restarts=max_restarts,
+            max_retries=max_retries,
+            connect_timeout_s=connect_timeout_s,
+            open_timeout_s=open_timeout_s,
+            keys=keys,
+        )
+        self = cls.__new__(cls)
+        self._open([ServerPlace(address) for address in addresses], num_envs, links, environment)
+        return self
+
+    def _open(
+        self, places: Sequence[Place], num_envs: int, settings: LinkSettings, env_id: str | None
+    ) -> None:
+        self.env_id = env_id
+        """The registered id; None when it is not known here."""
+        self._num_envs = num_envs
+        self._busy: set[int] = set()
+        self._ready: dict[int, EnvResult] = {}
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._links: list[Link] = []
+        bounds = [index * num_envs // len(places) for index in range(len(places) + 1)]
+        atexit.register(self.close)
+        try:
+            for place, first, end in zip(places, bounds, bounds[1:], strict=False):
+                link = Link(place, first, end - first, settings, self._ready, self._wake)
+                self._links.append(link)
+            for link in self._links:
+                link.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._link_of = [link for link in self._links for _ in range(link.num_slots)]
+
+    def _wake(self) -> None:
+        self._woken.put(None)
+
+    # -- commands and results: what Rollout uses ----------------------------------------------------------------------
+
+    @property
+    def num_envs(self) -> int:
+        """Number of slots."""
+        return self._num_envs
+
+    def send(self, commands: Sequence[EnvCommand]) -> None:
+        """Send commands to their workers, one message to each, without waiting for anything.
+
+        Raises:
+            ConfigError: Unknown or busy slot, task of another environment, step outside an episode, not exactly one of
+                `task` and `action`, or the environments are closed. None of `commands` was taken.
+        """
+        if self._is_closed:
+            raise ConfigError("expected open environments, these were closed")
+        busy = set(self._busy)
+        for command in commands:
+            self._check(command, busy)
+            busy.add(command.slot)
+        of_link: dict[int, list[EnvCommand]] = {}
+        for command in commands:
+            of_link.setdefault(self._link_of[command.slot].first_slot, []).append(command)
+        self._busy = busy
+        for share in of_link.values():
+            self._link_of[share[0].slot].send(share)
+
+    def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> list[EnvResult]:
+        """Results that are ready, in any order.
+
+        Args:
+            min_ready: Wait for this many, or for all that are under way if those are fewer.
+            timeout_s: Longest wait; then what is there is returned, perhaps nothing. None waits for ever.
+
+        Raises:
+            EnvError: A worker went down more often than `max_restarts`, and no result is left to be returned.
+        """
+        end_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._take()
+            if len(self._ready) >= min(min_ready, len(self._busy)):
+                break
+            self._check_links()
+            left_s = None if end_at is None else end_at - time.monotonic()
+            if left_s is not None and left_s <= 0.0:
+                break
+            try:
+                self._woken.get(timeout=left_s)
+            except queue.Empty:
+                break
+        results = list(self._ready.values())
+        for result in results:
+            del self._ready[result.slot]
+            self._busy.discard(result.slot)
+        return results
+
+    def close(self) -> None:
+        """End the workers and everything they started, or say goodbye to the servers. Idempotent."""
+        self._is_closed = True
+        atexit.unregister(self.close)
+        for link in self._links:
+            link.begin_close()
+        for link in self._links:
+            link.close()
+        self._busy.clear()
+        self._ready.clear()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- beyond VectorEnv ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_restarts(self) -> int:
+        """Workers that were replaced so far."""
+        return sum(link.num_restarts for link in self._links)
+
+    @property
+    def worker_pids(self) -> list[int | None]:
+        """Process ids of this machine's workers; None where one is being replaced, and for servers."""
+        return [getattr(link.place, "pid", None) for link in self._links]
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        while not self._woken.empty():
+            self._woken.get()
+        for link in self._links:
+            link.take()
+
+    def _check_links(self) -> None:
+        for link in self._links:
+            if link.failure is not None and not self._ready:
+                raise link.failure
+
+    def _check(self, command: EnvCommand, busy: set[int]) -> None:
+        """Raise when a command is wrong."""
+        slot = command.slot
+        if not 0 <= slot < self._num_envs:
+            raise ConfigError(f"expected a slot below {self._num_envs}, got {slot}")
+        if slot in busy:
+            raise ConfigError(
+                f"expected one command at a time for slot {slot}, got command {command.command_id} while another is "
+                "pending; call `recv` first"
+            )
+        if (command.task is None) == (command.action is None):
+            raise ConfigError(
+                f"expected exactly one of `task` and `action` in command {command.command_id}, "
+                f"got {'neither' if command.task is None else 'both'}"
+            )
+        link = self._link_of[slot]
+        if command.task is None and not link.logs[slot - link.first_slot].in_episode:
+            raise ConfigError(
+                f"expected slot {slot} to be in an episode at a step, but it was not reset, has finished or has "
+                "failed; send a command with `task` first"
+            )
+        if command.task is not None and self.env_id not in (None, command.task.env_id):
+            raise ConfigError(
+                f"expected tasks of `{self.env_id}`, got one of `{command.task.env_id}`; "
+                "a RemoteVectorEnv holds one kind of environment"
+            )
+
+
+def _as_spec(env: Any, env_kwargs: Mapping[str, Any] | None) -> EnvSpec:
+    kwargs = dict(env_kwargs or {})
+    if isinstance(env, EnvSpec):
+        return replace(env, kwargs={**env.kwargs, **kwargs})
+    if isinstance(env, str):
+        return EnvSpec(env_id=env, kwargs=kwargs)
+    name = getattr(env, "__qualname__", "")
+    if not callable(env) or "<" in name or not name or env.__module__ == "__main__":
+        raise ConfigError(
+            f"expected `env` to be an environment id, an EnvSpec, or a function of a module, got {env!r:.100}; "
+            "workers import what they run, so put the function into a module of its own"
+        )
+    return EnvSpec(entry_point=f"{env.__module__}:{name}", kwargs=kwargs)
+
+
+def _check_counts(num_envs: int, num_workers: int) -> None:
+    if num_envs < 1:
+        raise ConfigError(f"expected `num_envs` of at least 1, got {num_envs}")
+    if num_workers < 1:
+        raise ConfigError(f"expected at least 1 worker, got {num_workers}")
+
+
+def _num_credits(num_envs: int) -> int:
+    """Requests in flight: a blocking environment's commands travel alone."""
+    return min(4096, max(64, 2 * num_envs))

@@ -1,0 +1,81 @@
+"""Ends processes whose parent died without ending them. Run as a program, by `launch`; needs the standard library only.
+
+The parent writes lines to this process's standard input: `+ PID` for a process to watch over, `- PID` to forget one. When
+the input ends, or the parent is seen to be gone, the watched processes get a moment to end by themselves; what is left,
+each with the whole process group it leads, is killed, and the private socket folders named after them are removed.
+
+A process that hangs in native code, or is stopped, cannot do that for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+POLL_S = 0.25
+GRACE_S = 1.5
+
+
+def main(parent_pid: int) -> None:
+    """Watch until the parent is gone, then clean up.
+
+    Args:
+        parent_pid: The process that started this one.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # ends with its parent and not before
+    watched = watch(parent_pid)
+    end_at = time.monotonic() + GRACE_S
+    while any(map(is_running, watched)) and time.monotonic() < end_at:
+        time.sleep(0.05)
+    for pid in watched:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        remove_folders(pid)
+
+
+def watch(parent_pid: int) -> list[int]:
+    """The processes that were watched over at the moment the parent went."""
+    watched: set[int] = set()
+    buffer = b""
+    while os.getppid() == parent_pid:
+        if not select.select([0], [], [], POLL_S)[0]:
+            continue
+        data = os.read(0, 4096)
+        if not data:
+            break
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            sign, pid = line.split()
+            (watched.add if sign == b"+" else watched.discard)(int(pid))
+    return sorted(watched)
+
+
+def is_running(pid: int) -> bool:
+    """True while the process is there; one that has ended and was not collected is not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # not Linux: there is no such file
+    return state != b"Z"
+
+
+def remove_folders(pid: int) -> None:
+    """Remove the folders that `transport.private_ipc_address` made in that process."""
+    for root in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(root).glob(f"longstep-ipc-{pid}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
