@@ -56,6 +56,6 @@ class Recorder:
 
 if __name__ == "__main__":
     address, *parent = sys.argv[1:]
-    server = Server(Recorder(), address, terms=Terms(heartbeat_s=0.1, lost_after_s=1.0))
+    server = Server(Recorder(), address, terms=Terms(heartbeat_s=0.1, lost_after_s=2.5))
     print(server.address, flush=True)
     server.serve_forever(parent_pid=int(parent[0]) if parent else None)
