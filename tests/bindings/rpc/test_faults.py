@@ -5,94 +5,29 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import zmq
 from rpc_service import Recorder
 
-from longstep.errors import ConfigError, DeadlineError, SessionLostError
+from longstep.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError
 from longstep_bindings.rpc import Client, Server, Terms
+from longstep_bindings.testing import Faults, FaultyLine, hang, is_gone, resume, wait_until
 
 QUICK = Terms(heartbeat_s=0.05, lost_after_s=5.0, num_credits=8)
+BAD = Faults(drop=0.15, duplicate=0.15, reorder=0.15)
 SERVICE = str(Path(__file__).parent / "rpc_service.py")
 
 
-class Mangler:
-    """Stands between one client and a server, and drops, doubles and delays messages both ways."""
-
-    def __init__(self, target, address, *, drop=0.0, double=0.0, delay=0.0, seed=0):
-        self.num_faults = 0
-        self._random = random.Random(seed)
-        self._rates = drop, double, delay
-        self._context = zmq.Context()
-        self._front = self._context.socket(zmq.ROUTER)
-        self._front.bind(address)
-        self._back = self._context.socket(zmq.DEALER)
-        self._back.connect(target)
-        self._late = []
-        self._stop = threading.Event()
-        self._route = b""
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        poller = zmq.Poller()
-        poller.register(self._front, zmq.POLLIN)
-        poller.register(self._back, zmq.POLLIN)
-        while not self._stop.is_set():
-            for socket, _ in poller.poll(5):
-                frames = socket.recv_multipart()
-                if socket is self._front:
-                    self._route, *frames = frames
-                self._mangle(socket is self._front, frames)
-            now = time.monotonic()
-            for item in [item for item in self._late if item[0] <= now]:
-                self._late.remove(item)
-                self._pass(*item[1:])
-        self._front.close(0)
-        self._back.close(0)
-        self._context.term()
-
-    def _mangle(self, to_server, frames):
-        drop, double, delay = self._rates
-        draw = self._random.random()
-        self.num_faults += draw < drop + double + delay
-        if draw < drop:
-            return
-        if draw < drop + double:
-            late = time.monotonic() + self._random.random() * 0.2
-            self._late.append((late, to_server, frames))
-        elif draw < drop + double + delay:
-            late = time.monotonic() + self._random.random() * 0.1
-            self._late.append((late, to_server, frames))
-            return
-        self._pass(to_server, frames)
-
-    def _pass(self, to_server, frames):
-        if to_server:
-            self._back.send_multipart(frames)
-        elif self._route:
-            self._front.send_multipart([self._route, *frames])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_every_call_is_executed_once_and_in_order_over_a_bad_line(seed, tmp_path):
-    service, address = Recorder(), f"ipc://{tmp_path}/line"
+def test_every_call_is_executed_once_and_in_order_over_a_bad_line(seed):
+    service = Recorder()
     with (
         Server(service, terms=QUICK) as server,
-        Mangler(server.address, address, drop=0.15, double=0.15, delay=0.15, seed=seed) as line,
-        Client(address, service="test.recorder", version=1, connect_timeout_s=20) as client,
+        FaultyLine(server.address, faults=BAD, seed=seed) as line,
+        Client(line.address, service="test.recorder", version=1, connect_timeout_s=20) as client,
     ):
         pendings = [client.submit("note", i, timeout_s=60) for i in range(150)]
         assert [pending.result() for pending in pendings] == list(range(150))
@@ -100,12 +35,12 @@ def test_every_call_is_executed_once_and_in_order_over_a_bad_line(seed, tmp_path
     assert service.notes == list(range(150))
 
 
-def test_deferred_answers_survive_a_bad_line(tmp_path):
-    service, address = Recorder(), f"ipc://{tmp_path}/line"
+def test_deferred_answers_survive_a_bad_line():
+    service = Recorder()
     with (
         Server(service, terms=QUICK) as server,
-        Mangler(server.address, address, drop=0.2, double=0.2, delay=0.1, seed=5),
-        Client(address, service="test.recorder", version=1, connect_timeout_s=20) as client,
+        FaultyLine(server.address, faults=BAD, seed=5) as line,
+        Client(line.address, service="test.recorder", version=1, connect_timeout_s=20) as client,
     ):
         for _ in range(10):
             pendings = [client.submit("hold", i, timeout_s=60) for i in range(8)]
@@ -121,16 +56,16 @@ def test_deferred_answers_survive_a_bad_line(tmp_path):
 def test_a_cut_connection_resumes_the_session(tmp_path):
     service, address = Recorder(), f"ipc://{tmp_path}/line"
     with Server(service, terms=QUICK) as server:
-        line = Mangler(server.address, address)
+        line = FaultyLine(server.address, address)
         with Client(address, service="test.recorder", version=1) as client:
             assert client.call("add", 1, timeout_s=20) == 1
             held = client.submit("hold", timeout_s=20)
             assert client.call("add", 1, timeout_s=20) == 2
-            line.__exit__()
+            line.close()
             pending = client.submit("add", 1, timeout_s=20)
             service.held[0].reply("while nobody listened")
             time.sleep(0.3)
-            with Mangler(server.address, address):
+            with FaultyLine(server.address, address):
                 assert pending.result() == 3
                 assert held.result() == "while nobody listened"
 
@@ -148,21 +83,6 @@ def process(address, *arguments, command=(sys.executable, SERVICE)):
         child.kill()
         child.wait()
         child.stdout.close()
-
-
-def wait_until(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def state_of(pid):
-    """The letter of `ps`: R, S, T when stopped, Z when dead and not collected; empty when gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return ""
 
 
 def test_a_killed_server_is_noticed_and_its_successor_not_mistaken_for_it(tmp_path):
@@ -201,13 +121,12 @@ def test_a_stopped_process_misses_its_deadline_and_continues_afterwards(tmp_path
     address = f"ipc://{tmp_path}/s"
     with process(address) as child, Client(address, service="test.recorder", version=1) as client:
         client.call("add", 1, timeout_s=10)
-        child.send_signal(signal.SIGSTOP)
-        wait_until(lambda: state_of(child.pid) == "T")
+        hang(child.pid)
         began = time.monotonic()
         with pytest.raises(DeadlineError, match="no answer from"):
             client.call("add", 1, timeout_s=1.0)
         assert time.monotonic() - began < 2.0
-        child.send_signal(signal.SIGCONT)
+        resume(child.pid)
         assert client.call("echo", 1, timeout_s=10) == 1
 
 
@@ -240,7 +159,7 @@ def test_a_server_ends_when_its_parent_is_killed(tmp_path, hang):
             else:
                 client.call("echo", timeout_s=10)
             parent.kill()
-            wait_until(lambda: state_of(pid) in ("Z", ""), 5.0)
+            wait_until(lambda: is_gone(pid), 5.0)
     assert not (tmp_path / "s").exists()
 
 
@@ -264,3 +183,32 @@ def test_two_servers_cannot_share_an_address(tmp_path):
         pytest.raises(ConfigError, match="in use"),
     ):
         Server(Recorder(), server.address)
+
+
+def test_corrupt_messages_are_lost_messages_or_errors_that_say_so():
+    service = Recorder()
+    with (
+        Server(service, terms=QUICK) as server,
+        FaultyLine(server.address, faults=Faults(corrupt=0.3), seed=1) as line,
+        Client(line.address, service="test.recorder", version=1, connect_timeout_s=20) as client,
+    ):
+        pendings = [client.submit("echo", i, timeout_s=60) for i in range(150)]
+        failed = 0
+        for number, pending in enumerate(pendings):
+            try:
+                assert pending.result() == number
+            except ProtocolError:
+                failed += 1
+        assert 0 < failed < 100
+        assert line.counts["corrupt"] > failed
+
+
+def test_a_slow_line_delays_and_loses_nothing():
+    with (
+        Server(Recorder(), terms=QUICK) as server,
+        FaultyLine(server.address, faults=Faults(slow_s=0.2)) as line,
+        Client(line.address, service="test.recorder", version=1) as client,
+    ):
+        began = time.monotonic()
+        assert [client.call("add", 1, timeout_s=10) for _ in range(2)] == [1, 2]
+        assert 0.8 <= time.monotonic() - began < 5.0

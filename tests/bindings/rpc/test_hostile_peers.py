@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 
 import msgpack
 import pytest
@@ -12,6 +11,7 @@ from rpc_service import Recorder
 from longstep_bindings.heads import Kind, pack_head, unpack_head
 from longstep_bindings.limits import Limits
 from longstep_bindings.rpc import Client, Server, Terms
+from longstep_bindings.testing import wait_until
 from longstep_bindings.wire import decode, encode
 
 SMALL = Limits(
@@ -73,13 +73,6 @@ def server(recorder):
 def peer(server):
     with RawPeer(server.address) as peer:
         yield peer
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_garbage_is_counted_and_changes_nothing(server, peer, recorder):
