@@ -39,6 +39,8 @@ def main(parent_pid: int) -> None:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
         remove_folders(pid)
+    if watched:  # the parent died: one that ends its children properly has forgotten them
+        remove_folders(parent_pid)
 
 
 def watch(parent_pid: int) -> list[int]:

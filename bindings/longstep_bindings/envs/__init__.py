@@ -1,17 +1,18 @@
 """Environments served from other processes.
 
-`RemoteVectorEnv` runs environments in worker processes of this machine, or uses those of servers. `EnvSpec` says how a worker makes
-an environment.
+`RemoteVectorEnv` runs environments in worker processes of this machine, or uses those of an `EnvServer`, which serves
+them to other machines. `EnvSpec` says how a worker makes an environment.
 """
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["EnvSpec", "RemoteVectorEnv"]
+__all__ = ["EnvServer", "EnvSpec", "RemoteVectorEnv"]
 
-_HOMES = {"EnvSpec": "spec", "RemoteVectorEnv": "client"}
+_HOMES = {"EnvServer": "server", "EnvSpec": "spec", "RemoteVectorEnv": "client"}
 
 if TYPE_CHECKING:
     from longstep_bindings.envs.client import RemoteVectorEnv
+    from longstep_bindings.envs.server import EnvServer
     from longstep_bindings.envs.spec import EnvSpec
 
 

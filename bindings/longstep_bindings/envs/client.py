@@ -15,12 +15,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from longstep.commands import EnvCommand, EnvResult
+from longstep.commands import EnvCommand, EnvResult, next_command_id
 from longstep.errors import ConfigError
+from longstep.types import Task
 from longstep_bindings.curve import ClientKeys
+from longstep_bindings.envs.agents import LocalAgent
 from longstep_bindings.envs.link import Link, LinkSettings
 from longstep_bindings.envs.places import LocalPlace, Place, ServerPlace
 from longstep_bindings.envs.process import WorkerSettings
+from longstep_bindings.envs.recovery import SlotLog
 from longstep_bindings.envs.spec import EnvSpec
 from longstep_bindings.terms import Terms
 
@@ -51,6 +54,7 @@ class RemoteVectorEnv:
         start_timeout_s: float = 60.0,
         max_restarts: int = 20,
         max_retries: int = 1,
+        agent_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the workers; each makes its first environment, so that what is wrong with it raises here.
 
@@ -65,6 +69,8 @@ class RemoteVectorEnv:
             max_restarts: Times that one worker is replaced; `recv` raises EnvError at one more.
             max_retries: Times that a command is done again after its environment took the worker down; at one more,
                 that is its result's error. 0 reports a hanging step at its deadline.
+            agent_kwargs: Arguments of the LLMAgentEnv that is put here around each environment whose worker cannot do
+                that, being in an interpreter without longstep.
 
         Raises:
             ConfigError: An argument cannot be meant, or the environment refuses its own.
@@ -92,7 +98,8 @@ class RemoteVectorEnv:
             open_timeout_s=reset_timeout_s + 5.0,
             keys=None,
         )
-        self._open([LocalPlace(settings) for _ in range(num_workers)], num_envs, links, spec.env_id)
+        places = [LocalPlace(settings) for _ in range(num_workers)]
+        self._open(places, num_envs, links, agent_kwargs or {}, wrap=spec.wrap)
 
     @classmethod
     def connect(
@@ -106,6 +113,8 @@ class RemoteVectorEnv:
         open_timeout_s: float = 120.0,
         max_restarts: int = 20,
         max_retries: int = 1,
+        wrap: bool = True,
+        agent_kwargs: Mapping[str, Any] | None = None,
     ) -> Self:
         """Environments at servers, see `EnvServer`.
 
@@ -118,6 +127,8 @@ class RemoteVectorEnv:
             open_timeout_s: How long it may take to make the first environment.
             max_restarts: Times that one worker may be lost; see the constructor.
             max_retries: See the constructor.
+            wrap: Put an LLMAgentEnv here around each environment that is raw at the server. False gives raw results.
+            agent_kwargs: Arguments of these.
 
         Raises:
             DeadlineError: No server answered, or it does not know the client's key.
@@ -135,17 +146,23 @@ class RemoteVectorEnv:
             keys=keys,
         )
         self = cls.__new__(cls)
-        self._open([ServerPlace(address) for address in addresses], num_envs, links, environment)
+        places = [ServerPlace(address) for address in addresses]
+        self._open(places, num_envs, links, agent_kwargs or {}, wrap=wrap)
         return self
 
     def _open(
-        self, places: Sequence[Place], num_envs: int, settings: LinkSettings, env_id: str | None
+        self,
+        places: Sequence[Place],
+        num_envs: int,
+        settings: LinkSettings,
+        agent_kwargs: Mapping[str, Any],
+        *,
+        wrap: bool,
     ) -> None:
-        self.env_id = env_id
-        """The registered id; None when it is not known here."""
         self._num_envs = num_envs
         self._busy: set[int] = set()
         self._ready: dict[int, EnvResult] = {}
+        self._arrived: dict[int, EnvResult] = {}
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._links: list[Link] = []
@@ -153,7 +170,7 @@ class RemoteVectorEnv:
         atexit.register(self.close)
         try:
             for place, first, end in zip(places, bounds, bounds[1:], strict=False):
-                link = Link(place, first, end - first, settings, self._ready, self._wake)
+                link = Link(place, first, end - first, settings, self._arrived, self._wake)
                 self._links.append(link)
             for link in self._links:
                 link.wait_ready()
@@ -161,6 +178,15 @@ class RemoteVectorEnv:
             self.close()
             raise
         self._link_of = [link for link in self._links for _ in range(link.num_slots)]
+        traits = self._links[0].traits
+        self.env_id: str | None = traits.get("env_id")
+        """The id that tasks name; None when any will do."""
+        self.kind = traits["kind"]
+        """`agent` when results have prompts, `raw` when they are the environment's own."""
+        self._agents: list[LocalAgent] = []
+        if wrap and self.kind == "raw":
+            self.kind = "agent"
+            self._agents = [LocalAgent(agent_kwargs, traits) for _ in range(num_envs)]
 
     def _wake(self) -> None:
         self._woken.put(None)
@@ -185,12 +211,16 @@ class RemoteVectorEnv:
         for command in commands:
             self._check(command, busy)
             busy.add(command.slot)
-        of_link: dict[int, list[EnvCommand]] = {}
-        for command in commands:
-            of_link.setdefault(self._link_of[command.slot].first_slot, []).append(command)
         self._busy = busy
-        for share in of_link.values():
-            self._link_of[share[0].slot].send(share)
+        shares: dict[int, list[EnvCommand]] = {}
+        for command in commands:
+            outgoing = self._agents[command.slot].outgoing(command) if self._agents else command
+            if isinstance(outgoing, EnvResult):
+                self._ready[command.slot] = outgoing
+            else:
+                shares.setdefault(self._link_of[command.slot].first_slot, []).append(outgoing)
+        for slot, share in shares.items():
+            self._link_of[slot].send(share)
 
     def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> list[EnvResult]:
         """Results that are ready, in any order.
@@ -257,6 +287,83 @@ class RemoteVectorEnv:
         """Process ids of this machine's workers; None where one is being replaced, and for servers."""
         return [getattr(link.place, "pid", None) for link in self._links]
 
+    def fork(self, slot: int, *, into: int, at_step: int | None = None) -> EnvResult:
+        """Branch a trajectory: have another slot stand where one stood, and give what is to be seen there.
+
+        From there both do the same with the same actions. The last state of a running episode is copied where the
+        environment offers `snapshot` and `restore` and both slots share a worker. Any other is reached by the
+        episode's seed and actions, its state keys compared; the episode may be over, until its slot is reset.
+
+        Args:
+            slot: Whose trajectory.
+            into: Another slot, which may be in an episode of its own; that ends.
+            at_step: Steps taken before the branch; 0 is the state after the reset. None is the last state.
+
+        Returns:
+            The result of the last reset or step on the way there, with the prompt that comes next. Its `error` says
+            when the state was not reached.
+
+        Raises:
+            ConfigError: A slot has a command under way, the trajectory does not reach so far, or there is none.
+        """
+        for busy in {slot, into} & self._busy:
+            raise ConfigError(f"expected no command under way in slot {busy}; call `recv` first")
+        if slot == into or not {slot, into} <= set(range(self._num_envs)):
+            raise ConfigError(
+                f"expected two slots below {self._num_envs}, got {slot} and {into} at `fork`"
+            )
+        history = self._history(slot)
+        if history.task is None:
+            raise ConfigError(
+                f"expected slot {slot} to have a trajectory; it was not reset, or failed"
+            )
+        num_steps = len(history.actions)
+        at_step = num_steps if at_step is None else at_step
+        if not 0 <= at_step <= num_steps:
+            raise ConfigError(f"expected `at_step` from 0 to {num_steps}, got {at_step}")
+        result = None
+        if at_step == num_steps and history.in_episode and not self._agents:
+            result = self._copy(slot, into)
+        if result is not None:
+            return result
+        keys = history.keys[: at_step + 1]
+        return self._repeat(into, history.task, history.actions[:at_step], keys)
+
+    def _copy(self, slot: int, into: int) -> EnvResult | None:
+        """`fork` by a snapshot; None when that cannot be done."""
+        link = self._link_of[slot]
+        if link is not self._link_of[into]:
+            return None
+        return link.copy(slot, into)
+
+    def _repeat(self, slot: int, task: Task, actions: list[Any], keys: list[Any]) -> EnvResult:
+        """`fork` by doing again what was done."""
+        result = self._one(EnvCommand(slot=slot, command_id=next_command_id(), task=task))
+        for step, key in enumerate(keys):
+            if step and result.error is None:
+                action = actions[step - 1]
+                result = self._one(
+                    EnvCommand(slot=slot, command_id=next_command_id(), action=action)
+                )
+            if result.error is None and self._history(slot).keys[step] != key:
+                text = (
+                    f"EnvError: the state after {step} steps differs from that of the trajectory; the environment "
+                    "does not depend on its seed and actions alone"
+                )
+                return replace(result, observation="", info={}, error=text)
+        return result
+
+    def _one(self, command: EnvCommand) -> EnvResult:
+        """The result of one command; those of others stay for `recv`."""
+        self.send([command])
+        while command.slot not in self._ready:
+            self._take()
+            if command.slot not in self._ready:
+                self._check_links()
+                self._woken.get()
+        self._busy.discard(command.slot)
+        return self._ready.pop(command.slot)
+
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
@@ -264,6 +371,14 @@ class RemoteVectorEnv:
             self._woken.get()
         for link in self._links:
             link.take()
+        for slot, result in list(self._arrived.items()):
+            self._ready[slot] = self._agents[slot].incoming(result) if self._agents else result
+            del self._arrived[slot]
+
+    def _history(self, slot: int) -> SlotLog | LocalAgent:
+        """What is remembered of a slot's episode."""
+        link = self._link_of[slot]
+        return self._agents[slot] if self._agents else link.logs[slot - link.first_slot]
 
     def _check_links(self) -> None:
         for link in self._links:
@@ -285,8 +400,7 @@ class RemoteVectorEnv:
                 f"expected exactly one of `task` and `action` in command {command.command_id}, "
                 f"got {'neither' if command.task is None else 'both'}"
             )
-        link = self._link_of[slot]
-        if command.task is None and not link.logs[slot - link.first_slot].in_episode:
+        if command.task is None and not self._history(slot).in_episode:
             raise ConfigError(
                 f"expected slot {slot} to be in an episode at a step, but it was not reset, has finished or has "
                 "failed; send a command with `task` first"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from longstep.commands import EnvCommand, EnvResult
+from longstep.commands import EnvCommand, EnvResult, next_command_id
 from longstep.errors import (
     DeadlineError,
     EnvError,
@@ -77,7 +77,7 @@ class Link:
         first_slot: int,
         num_slots: int,
         settings: LinkSettings,
-        ready: dict[int, EnvResult],
+        arrived: dict[int, EnvResult],
         wake: Callable[[], None],
     ) -> None:
         """Begin to get a worker; `wait_ready` says when it is there.
@@ -87,7 +87,7 @@ class Link:
             first_slot: Number of this link's first slot at the client.
             num_slots: Number of its slots.
             settings: What all links have in common.
-            ready: Where results go, by slot of the client.
+            arrived: Where results go, by slot of the client.
         wake: Called when there is something to `take`, or the link has failed.
         """
         self.place = place
@@ -98,7 +98,7 @@ class Link:
         """Why no command is answered any more; None while all is well."""
         self.traits: dict[str, Any] = {}
         """What the worker said of its environment."""
-        self._settings, self._ready_results, self._wake = settings, ready, wake
+        self._settings, self._arrived, self._wake = settings, arrived, wake
         self._owner = secrets.randbits(63)
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -128,11 +128,31 @@ class Link:
                 self._submit(self._client, commands)
 
     def take(self) -> None:
-        """Read the answers that have arrived; their results go into `ready`."""
+        """Read the answers that have arrived; their results go into `arrived`."""
         with self._lock:
             while self._inbox:  # an interrupted answer stays, and is read again
                 self._read(*self._inbox[0])
                 self._inbox.popleft()
+
+    def copy(self, slot: int, into: int) -> EnvResult | None:
+        """Have slot `into` stand where `slot` stands, by a snapshot; None when that is not possible now."""
+        client = self._client
+        source, target = (self.logs[number - self.first_slot] for number in (slot, into))
+        if client is None or not self.traits["can_copy"] or source.lost is not None:
+            return None
+        body = [[into - self.first_slot], ["copy"], [slot - self.first_slot]]
+        try:
+            rows = read_reply(client.call("run", body, timeout_s=self._limit_s("reset")), 1)
+            row = read_row(rows[0]) if self.traits["kind"] == "agent" else rows[0]
+        except LongstepError:
+            return None
+        if row.error is not None:
+            return None
+        with self._lock:
+            if self._client is not client:  # the copy went down with its worker
+                return None
+            target.follow(source)
+        return _result(into, next_command_id(), row)
 
     def begin_close(self) -> None:
         """Begin to end the session and the worker."""
@@ -154,9 +174,8 @@ class Link:
         slots = [command.slot - self.first_slot for command in commands]
         operations, arguments = [], []
         for command in commands:
-            is_step = command.task is None
-            operations.append("step" if is_step else "reset")
-            arguments.append(command.action if is_step else reset_argument(command.task))
+            operations.append("reset" if command.task else "step")
+            arguments.append(reset_argument(command.task) if command.task else command.action)
         limit_s = sum(self._limit_s(operation) for operation in operations)
         body, read = [slots, operations, arguments], functools.partial(self._results, commands)
         try:
@@ -223,17 +242,7 @@ class Link:
                 key = key_of(row.observation, row.info, kind)
             except ProtocolError as error:
                 row = failed_row(f"ProtocolError: {error}")
-        self._ready_results[command.slot] = EnvResult(
-            slot=command.slot,
-            command_id=command.command_id,
-            observation="" if row.error is not None else row.observation,
-            reward=row.reward,
-            terminated=row.terminated,
-            truncated=row.truncated,
-            info=row.info,
-            error=row.error,
-            seconds=row.seconds,
-        )
+        self._arrived[command.slot] = _result(command.slot, command.command_id, row)
         log.finish(command, row, key)
 
     def _check_replay(self, log: SlotLog, keys: list[Any], first: int, value: Any) -> None:
@@ -365,6 +374,20 @@ class Link:
                 read = functools.partial(self._check_replay, log, keys, first)
                 self._request(client, [[slot], ["replay"], [argument]], limit_s, read)
                 first += len(keys)
+
+
+def _result(slot: int, command_id: int, row: Row) -> EnvResult:
+    return EnvResult(
+        slot=slot,
+        command_id=command_id,
+        observation="" if row.error is not None else row.observation,
+        reward=row.reward,
+        terminated=row.terminated,
+        truncated=row.truncated,
+        info=row.info,
+        error=row.error,
+        seconds=row.seconds,
+    )
 
 
 def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:

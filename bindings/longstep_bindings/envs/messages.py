@@ -148,7 +148,7 @@ def read_row(row: Row) -> Row:
     info = row.info
     try:
         spoken, images, num_tokens, cuts = info["prompt"]
-        observed = info.get("observation")
+        observed: Any = info.get("observation")
         prompt = Prompt(
             messages=tuple(map(_message, spoken[::2], spoken[1::2])),
             images=tuple(observed if image is None else image for image in images),

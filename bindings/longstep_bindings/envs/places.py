@@ -37,10 +37,13 @@ class Place(Protocol):
 class LocalPlace:
     """Processes of this machine, one after the other."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, address: str | None = None) -> None:
         """Args:
         settings: What to start.
+        address: Where each of them serves; None is a private address of each one's own.
         """
+        self.address = address
+        """Where the next worker serves."""
         self._settings = settings
         self._worker: WorkerProcess | None = None
         self._suspects: list[Suspect] = []
@@ -52,7 +55,7 @@ class LocalPlace:
 
     def open(self) -> str:
         """Start a worker."""
-        self._worker = WorkerProcess(self._settings, suspects=self._suspects)
+        self._worker = WorkerProcess(self._settings, address=self.address, suspects=self._suspects)
         self._suspects = []
         return self._worker.address
 

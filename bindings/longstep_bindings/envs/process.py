@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from longstep.errors import ConfigError, DeadlineError, EnvError
 from longstep_bindings.curve import ServerKeys
@@ -30,6 +31,7 @@ del sys.argv[1:]
 from longstep_bindings.envs.worker import main
 main()
 """
+_STANDALONE = Path(__file__).parent / "standalone.py"
 _LATE_S = 0.25
 """How long after a deadline an environment is left alone: it may just be done."""
 
@@ -62,6 +64,22 @@ class WorkerSettings:
                 )
 
 
+def _command(specs: Mapping[str, EnvSpec]) -> list[str]:
+    """What to run: a worker in this interpreter, or the standalone server in one of the environment's own."""
+    foreign = [spec for spec in specs.values() if spec.python is not None or spec.requirements]
+    if not foreign:
+        return [sys.executable, "-c", _BOOT, *map(os.path.abspath, sys.path)]
+    wants = {(spec.python, spec.requirements) for spec in specs.values()}
+    if len(wants) > 1:
+        raise ConfigError(
+            "expected all environments of one server to have the same `python` and `requirements`; "
+            "start a server for each"
+        )
+    from longstep_bindings.envs.interpreter import build_interpreter
+
+    return [str(build_interpreter(foreign[0])), str(_STANDALONE), "--worker"]
+
+
 class WorkerProcess:
     """One worker, started at construction and reachable when that returns."""
 
@@ -83,6 +101,7 @@ class WorkerProcess:
             LongstepError: It said why it cannot serve.
         """
         self._settings = settings
+        command = _command(settings.specs)
         board_fd = new_board_file()
         self._board = Board(os.dup(board_fd))
         ready, ready_fd = os.pipe()
@@ -99,10 +118,9 @@ class WorkerProcess:
             "terms": asdict(settings.terms),
             "keys": keys and [keys.own.public, keys.own.secret, sorted(keys.allowed)],
         }
-        paths = [os.path.abspath(path) for path in sys.path]
         try:
             self._child = Child(
-                [sys.executable, "-c", _BOOT, *paths],
+                command,
                 stdin=encode(orders)[0],
                 environ={
                     name: value

@@ -71,6 +71,12 @@ class SlotLog:
         self.num_steps, self.pending = num_steps, None
         return True
 
+    def follow(self, other: SlotLog) -> None:
+        """Remember the same episode as another slot."""
+        self.task, self.actions, self.keys = other.task, list(other.actions), list(other.keys)
+        self.num_steps, self.in_episode = other.num_steps, other.in_episode
+        self.attempts, self.lost = 0, None
+
     def replays(self) -> Iterator[tuple[list[Any], list[Any]]]:
         """Arguments of the `replay` commands that build the environment again, with the keys each must give."""
         assert self.task is not None

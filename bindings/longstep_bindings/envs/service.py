@@ -27,6 +27,8 @@ __all__ = ["EnvService", "Suspect"]
 MAX_SLOTS = 1024
 """Most slots of one client."""
 _OPERATIONS = frozenset(("step", "reset", "replay", "copy"))
+_CLOSE_S = 10.0
+"""How long an environment may take to close."""
 _JOIN_S = 1.0
 
 Suspect = tuple[int, int, str]
@@ -68,7 +70,8 @@ class EnvService:
         kind = _ThreadedSlots if spec.blocking else _SlotsInTurn
         call.session.state = slots = kind(spec, num_slots, owner, self._board, self._timeouts)
         told = {
-            "environment": spec.name,
+            "environment": name or spec.name,
+            "env_id": spec.env_id,
             "blocking": spec.blocking,
             "has_board": True,
             "suspects": [[slot, why] for whose, slot, why in self._suspects if whose == owner],
@@ -141,10 +144,6 @@ class _SlotsInTurn:
             self._guard(slot.number, _CLOSE_S)
             slot.discard()
         self._board.end(self._line)
-
-
-_CLOSE_S = 10.0
-"""How long an environment may take to close."""
 
 
 class _ThreadedSlots:
@@ -247,10 +246,9 @@ def _open_arguments(value: Any) -> tuple[str | None, int, int]:
 
 
 def _run_arguments(value: Any, num_slots: int) -> Commands:
-    columns = value if type(value) is list and len(value) == 3 else [None]
-    if any(type(column) is not list for column in columns):
+    if type(value) is not list or len(value) != 3 or set(map(type, value)) != {list}:
         raise DataError("expected [slots, operations, arguments] at `run`")
-    slots, operations, arguments = columns
+    slots, operations, arguments = value
     if not len(slots) == len(operations) == len(arguments) > 0:
         raise DataError("expected three columns of one length at `run`")
     if set(map(type, slots)) != {int} or min(slots) < 0 or max(slots) >= num_slots:
