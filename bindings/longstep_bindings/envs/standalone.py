@@ -36,11 +36,13 @@ from typing import Any, Callable, Sequence
 import msgpack
 import zmq
 
+np: Any
 try:
-    import numpy as np
+    np = importlib.import_module("numpy")
 except ImportError:
-    np = None  # type: ignore[assignment]
+    np = None
 
+pack: Any = msgpack.packb
 MIB = 1 << 20
 LIMITS = {
     "max_head_bytes": 64 * 1024,
@@ -110,7 +112,7 @@ def encode(value: Any) -> list[bytes]:
         Fault: It cannot travel; the message names the place.
     """
     frames: list[bytes] = []
-    body = msgpack.packb(plain(value, "$", 0, frames))
+    body = pack(plain(value, "$", 0, frames))
     if len(body) > REPLY_LIMITS["max_items"]:
         check_complete(body, REPLY_LIMITS["max_depth"], REPLY_LIMITS["max_items"])
     encoded = [body, *frames]
@@ -169,8 +171,8 @@ def plain(value: Any, place: str, depth: int, frames: list[bytes]) -> Any:
 def plain_key(key: Any, place: str) -> Any:
     """What is packed for a key of a map or a member of a set."""
     is_scalar = key is None or isinstance(key, (str, int, float, bytes))
-    if np is not None and isinstance(key, np.generic) and not isinstance(key, (str, bytes)):
-        is_scalar = key.dtype.kind in "biuf"
+    if not is_scalar and np is not None and isinstance(key, np.generic):
+        is_scalar = np.dtype(type(key)).kind in "biuf"
     if not is_scalar:
         raise untransportable("a key that is a scalar", type(key).__name__, "a key of " + place)
     return plain(key, "a key of " + place, 0, [])
@@ -188,9 +190,9 @@ def plain_array(value: Any, place: str, frames: list[bytes]) -> msgpack.ExtType:
     data = np.asarray(value).astype(dtype, copy=False).tobytes()
     shape = None if is_scalar else list(value.shape)
     if len(data) <= INLINE_BYTES:
-        return msgpack.ExtType(2, msgpack.packb([dtype.str, shape]) + data)
+        return msgpack.ExtType(2, pack([dtype.str, shape]) + data)
     frames.append(data)
-    return msgpack.ExtType(1, msgpack.packb([len(frames) - 1, dtype.str, shape]))
+    return msgpack.ExtType(1, pack([len(frames) - 1, dtype.str, shape]))
 
 
 def untransportable(expected: str, got: str, place: str) -> Fault:
@@ -269,8 +271,8 @@ def check_scalars(keys: Any) -> None:
     """Raise for what may not be a key of a map or a member of a set."""
     for key in keys:
         is_scalar = key is None or type(key) in (bool, int, float, str, bytes)
-        if np is not None and isinstance(key, np.generic):
-            is_scalar = key.dtype.kind in "biuf"
+        if not is_scalar and np is not None and isinstance(key, np.generic):
+            is_scalar = np.dtype(type(key)).kind in "biuf"
         if not is_scalar:
             raise malformed("expected keys of maps and members of sets to be scalars")
 
@@ -403,7 +405,7 @@ MAX_OPEN = 4096
 
 def pack_head(kind: int, token: bytes, *fields: Any) -> bytes:
     """The first frame of a message."""
-    return msgpack.packb([1, kind, token, *fields])
+    return pack([1, kind, token, *fields])
 
 
 def read_head(frame: bytes) -> tuple[int, bytes, list[Any]]:
@@ -590,7 +592,7 @@ class Server:
             self.socket.bind(address)
         except zmq.ZMQError as error:
             raise Fault("ConfigError", f"cannot bind `{address}`: {error}") from None
-        return self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        return bytes(self.socket.get(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def serve(self) -> None:
         """Serve until `stop`; environments run in this thread."""
@@ -877,44 +879,40 @@ class Environments:
 
     def __init__(
         self,
-        makers: dict[str, Callable[[], Any]],
+        specs: dict[str, dict[str, Any]],
         step_timeout_s: float = 60.0,
         reset_timeout_s: float = 120.0,
         board: Board | None = None,
         suspects: Sequence[Sequence[Any]] = (),
     ) -> None:
-        self.makers, self.board, self.suspects = makers, board, suspects
+        self.specs, self.board, self.suspects = specs, board, suspects
         self.timeouts = {"step_timeout_s": step_timeout_s, "reset_timeout_s": reset_timeout_s}
         self.methods = {"open": self.open, "run": self.run}
 
     def open(self, book: Book, value: Any) -> list[bytes]:
         """Make the session's slots, and the first environment, so that what is wrong with it is said at once."""
-        try:
-            name, num_slots, owner = value["environment"], value["num_slots"], value["owner"]
-            fits = 1 <= num_slots <= MAX_SLOTS and 0 <= owner < 1 << 63
-        except (KeyError, TypeError):
-            fits = False
-        if not fits:
-            raise Fault("DataError", "expected `environment`, `num_slots` and `owner` at `open`")
+        name, num_slots, owner = read_order(value)
         if book.slots:
             raise Fault("ConfigError", "expected one `open` in a session, got a second one")
-        if name is None and len(self.makers) == 1:
-            name = next(iter(self.makers))
-        if name not in self.makers:
-            known = ", ".join(sorted(self.makers))
+        if name is None and len(self.specs) == 1:
+            name = next(iter(self.specs))
+        if name not in self.specs:
+            known = ", ".join(sorted(self.specs))
             said = (
                 f"expected an environment that this server has, got `{name!s:.200}`; known: {known}"
             )
             raise Fault("RegistryError", said)
         book.slots = {
             number: Slot(
-                self.makers[name], lambda limit, number=number: self.begin(owner, number, limit)
+                maker(self.specs[name]),
+                lambda limit, number=number: self.begin(owner, number, limit),
             )
             for number in range(num_slots)
         }
         env = self.watched(lambda: book.slots[0].build(self.timeouts["reset_timeout_s"]))
         traits = {
             "environment": name,
+            "env_id": self.specs[name].get("env_id"),
             "kind": "raw",
             "blocking": False,
             "has_board": self.board is not None,
@@ -1114,14 +1112,22 @@ def reset_arguments_of_wrapped(
     return reset_arguments(shown, seed, options)
 
 
+def read_order(value: Any) -> tuple[Any, int, int]:
+    """Name, number of slots and owner of an `open`."""
+    with contextlib.suppress(KeyError, TypeError):
+        name, num_slots, owner = value["environment"], value["num_slots"], value["owner"]
+        if type(num_slots) is int and 1 <= num_slots <= MAX_SLOTS and 0 <= owner < 1 << 63:
+            return name, num_slots, owner
+    raise Fault("DataError", "expected `environment`, `num_slots` and `owner` at `open`")
+
+
 def read_commands(value: Any, num_slots: int) -> list[tuple[int, str, Any]]:
     """The commands of a `run`."""
     if num_slots == 0:
         raise Fault("ConfigError", "expected `open` before `run` in a session")
-    columns = value if type(value) is list and len(value) == 3 else [None]
-    if any(type(column) is not list for column in columns):
+    if type(value) is not list or len(value) != 3 or set(map(type, value)) != {list}:
         raise Fault("DataError", "expected [slots, operations, arguments] at `run`")
-    slots, operations, arguments = columns
+    slots, operations, arguments = value
     if not len(slots) == len(operations) == len(arguments) > 0:
         raise Fault("DataError", "expected three columns of one length at `run`")
     for slot, operation, argument in zip(slots, operations, arguments):
@@ -1259,8 +1265,16 @@ def serve(server: Server, parent_pid: int | None) -> None:
     server.serve()
 
 
+def import_from_here() -> None:
+    """Import from the current folder, and not from this file's, whose neighbours are no modules of ours."""
+    if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
+    sys.path.insert(0, os.getcwd())
+
+
 def work() -> None:
     """Serve what the standard input describes, as `longstep_bindings.envs.worker` does; see there."""
+    import_from_here()
     orders = decode([sys.stdin.buffer.read()])
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -1268,10 +1282,11 @@ def work() -> None:
     told: dict[str, Any] = {}
     server = None
     try:
-        makers = {name: maker(spec) for name, spec in orders["specs"].items()}
         limits = {name: orders[name] for name in ("step_timeout_s", "reset_timeout_s")}
         board = Board(orders["board_fd"])
-        environments = Environments(makers, board=board, suspects=orders["suspects"], **limits)
+        environments = Environments(
+            orders["specs"], board=board, suspects=orders["suspects"], **limits
+        )
         if orders["keys"] is not None:
             raise Fault(
                 "ConfigError", "expected no keys: an interpreter of its own is reached by ipc"
@@ -1281,7 +1296,7 @@ def work() -> None:
     except Exception as error:
         told["kind"], told["message"], _ = fields_of(error)
     with os.fdopen(orders["ready_fd"], "wb") as pipe:
-        pipe.write(msgpack.packb(told))
+        pipe.write(pack(told))
     if server is None:
         sys.exit(1)
     serve(server, orders["parent_pid"])
@@ -1303,11 +1318,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--heartbeat", type=float, default=1.0, help="seconds")
     parser.add_argument("--lost-after", type=float, default=10.0, help="seconds of silence")
     chosen = parser.parse_args(arguments)
-    sys.path.insert(0, os.getcwd())
+    import_from_here()
     spec = {"entry_point": chosen.environment, "kwargs": chosen.kwargs}
-    service = Environments(
-        {chosen.environment: maker(spec)}, chosen.step_timeout, chosen.reset_timeout
-    )
+    service = Environments({chosen.environment: spec}, chosen.step_timeout, chosen.reset_timeout)
     try:
         server = Server(
             service, chosen.address, heartbeat_s=chosen.heartbeat, lost_after_s=chosen.lost_after
