@@ -292,12 +292,21 @@ class Link:
             "owner": self._owner,
         }
         try:
-            traits = client.call("open", order, timeout_s=settings.open_timeout_s)
-            self.traits = _check_traits(traits, self.num_slots)
+            self.traits = self._opened(client, order)
         except BaseException:
             client.close()
             raise
         return client
+
+    def _opened(self, client: Client, order: dict[str, Any]) -> dict[str, Any]:
+        limit_s = self._settings.open_timeout_s
+        try:
+            return _check_traits(client.call("open", order, timeout_s=limit_s), self.num_slots)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"expected the first environment within {limit_s:g} s: {error}; allow more, or look for what it "
+                "waits for"
+            ) from None
 
     def _set_client(self, client: Client) -> None:
         """Let commands through, those that waited first."""
