@@ -4,6 +4,9 @@ A worker that hangs in native code, or was stopped, cannot report that it is lat
 which environment it was executing. So it writes both, before each step, into memory that its parent sees: a file
 without a name, mapped by both. Nothing of it remains when both are gone.
 
+It also writes a *beat* four times a second, by which a worker that was stopped while it rests is told from one that
+rests. Nothing is concluded from its absence while something is executed, which may hold up the worker's threads.
+
 A *line* of the board belongs to one thread of the worker. Times are `time.monotonic`, which one machine has once.
 """
 
@@ -12,13 +15,17 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
+import time
 
 import numpy as np
 
 __all__ = ["Board", "new_board_file"]
 
 _NUM_LINES = 4096
-_SIZE_BYTES = _NUM_LINES * 24
+_LINES_BYTES = _NUM_LINES * 24
+_SIZE_BYTES = _LINES_BYTES + 8
+_BEAT_S = 0.25
 
 
 def new_board_file() -> int:
@@ -38,7 +45,8 @@ class Board:
         view = memoryview(self._memory)
         self._deadlines = view[: _NUM_LINES * 8].cast("d")
         self._owners = view[_NUM_LINES * 8 : _NUM_LINES * 16].cast("q")
-        self._slots = view[_NUM_LINES * 16 :].cast("q")
+        self._slots = view[_NUM_LINES * 16 : _LINES_BYTES].cast("q")
+        self._beat = view[_LINES_BYTES:].cast("d")
         view.release()
         self._num_lines = 0
 
@@ -55,6 +63,7 @@ class Board:
 
     def end(self, line: int) -> None:
         """Write that it executes nothing."""
+        self._beat[0] = time.monotonic()  # first: what was executed may have held up the beats
         self._deadlines[line] = 0.0
 
     def running(self) -> list[tuple[float, int, int]]:
@@ -62,8 +71,26 @@ class Board:
         lines = np.flatnonzero(np.asarray(self._deadlines)).tolist()
         return [(self._deadlines[i], self._owners[i], self._slots[i]) for i in lines]
 
+    def start_beating(self) -> None:
+        """Write beats from now on, in a thread of its own; for the worker's side."""
+
+        def beat() -> None:
+            while True:
+                self._beat[0] = time.monotonic()
+                time.sleep(_BEAT_S)
+
+        threading.Thread(target=beat, name="longstep-beat", daemon=True).start()
+
+    def silent_s(self) -> float:
+        """Seconds since the last beat, if the worker rests; 0 before the first, and while anything is executed."""
+        now = time.monotonic()
+        if np.any(np.asarray(self._deadlines)):
+            return 0.0
+        beat_at = self._beat[0]  # read last: the end of what was executed is a beat
+        return now - beat_at if beat_at else 0.0
+
     def close(self) -> None:
         """Unmap."""
-        for view in (self._deadlines, self._owners, self._slots):
+        for view in (self._deadlines, self._owners, self._slots, self._beat):
             view.release()
         self._memory.close()

@@ -34,6 +34,8 @@ main()
 _STANDALONE = Path(__file__).parent / "standalone.py"
 _LATE_S = 0.25
 """How long after a deadline an environment is left alone: it may just be done."""
+_SILENT_S = 10.0
+"""Silence after which a worker that rests counts as stopped; a busy machine may keep it waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,8 @@ class WorkerProcess:
         now = time.monotonic()
         if any(deadline + _LATE_S < now for deadline, _, _ in self._board.running()):
             return "the worker ran past a deadline and was killed"
+        if self._board.silent_s() > _SILENT_S:
+            return f"the worker gave no sign of life for {_SILENT_S:g} s while it rested"
         return None
 
     def suspects(self) -> list[Suspect]:

@@ -44,9 +44,11 @@ def main() -> None:
 
 def _server(orders: dict[str, Any]) -> Server:
     specs = {name: EnvSpec.from_plain(plain) for name, plain in orders["specs"].items()}
+    board = Board(orders["board_fd"])
+    board.start_beating()
     service = EnvService(
         specs,
-        Board(orders["board_fd"]),
+        board,
         step_timeout_s=orders["step_timeout_s"],
         reset_timeout_s=orders["reset_timeout_s"],
         suspects=orders["suspects"],

@@ -11,7 +11,7 @@ With pytest, in `conftest.py`: `from longstep_bindings.testing.fixtures import *
         tasks = [Task(env_id="my/Env-v0", seed=seed) for seed in range(8)]
         expected = play(GroupVectorEnv("my/Env-v0", 8), tasks, num_steps=100)
         rig = fault_rig("my/Env-v0", 8, faults=Faults(drop=0.05, duplicate=0.05))
-        with rig.storm(kill_every_s=2.0, hang_every_s=3.0):
+        with rig.storm(kill_every=200, hang_every=200):
             assert play(rig.envs, tasks, num_steps=100, timeout_s=60.0) == expected
 
 An environment passes when its states depend on seed and actions alone, for a killed one is built again from these.

@@ -51,6 +51,8 @@ class FaultyLine:
         self.faults = faults or Faults()
         self.counts: Counter[str] = Counter()
         """Faults so far, by name."""
+        self.num_messages = 0
+        """Messages that came so far, from both ends."""
         self._random = random.Random(seed)
         self._target = target
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -125,6 +127,7 @@ class FaultyLine:
             self._routes[back] = route
             back.connect(self._target)
             self._poller.register(back, zmq.POLLIN)
+        self.num_messages += 1
         self._meet(route, to_server, frames)
 
     def _meet(self, route: bytes, to_server: bool, frames: list[bytes]) -> None:

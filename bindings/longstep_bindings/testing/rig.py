@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from longstep.errors import DeadlineError
 from longstep_bindings.envs.client import RemoteVectorEnv
@@ -120,38 +120,53 @@ class FaultRig:
     def storm(
         self,
         *,
-        kill_every_s: float | None = None,
-        hang_every_s: float | None = None,
+        kill_every: float | None = None,
+        hang_every: float | None = None,
         hang_s: Sequence[float | None] = (0.3,),
         seed: int = 0,
     ) -> Iterator[None]:
         """Meanwhile kill and hang workers, drawn at random.
 
+        Its pace is that of the work, not of the clock, so that a slow machine gets to do something between two strikes.
+
         Args:
-            kill_every_s: Mean time between kills, of all workers together; None kills none.
-            hang_every_s: Mean time between hangs; None hangs none.
-            hang_s: How long they hang, drawn from these; None is for ever.
+            kill_every: Mean number of messages on all lines together between kills; None kills none.
+            hang_every: The same between hangs; None hangs none.
+            hang_s: How many seconds they hang, drawn from these; None is for ever.
             seed: Of the draws.
         """
-        draws, stop = random.Random(seed), threading.Event()
-        means = {"kill": kill_every_s, "hang": hang_every_s}
+        stop = threading.Event()
+        means = {"kill": kill_every, "hang": hang_every}
         rates = {name: 1.0 / mean for name, mean in means.items() if mean is not None}
-
-        def blow() -> None:
-            while rates and not stop.wait(draws.expovariate(sum(rates.values()))):
-                (what,) = draws.choices(list(rates), list(rates.values()))
-                worker = draws.randrange(len(self.lines))
-                with contextlib.suppress(DeadlineError):  # it is not back yet
-                    arguments: list[Any] = [draws.choice(hang_s)] if what == "hang" else []
-                    getattr(self, what)(worker, *arguments)
-
-        thread = threading.Thread(target=blow, name="longstep-storm", daemon=True)
+        arguments = (rates, hang_s, random.Random(seed), stop)
+        thread = threading.Thread(target=self._strike, args=arguments, name="longstep-storm")
         thread.start()
         try:
             yield
         finally:
             stop.set()
             thread.join()
+
+    def _strike(
+        self,
+        rates: dict[str, float],
+        hang_s: Sequence[float | None],
+        draws: random.Random,
+        stop: threading.Event,
+    ) -> None:
+        due = 0.0
+        while rates:
+            due += draws.expovariate(sum(rates.values()))
+            while sum(line.num_messages for line in self.lines) < due:
+                if stop.wait(0.01):
+                    return
+            (what,) = draws.choices(list(rates), list(rates.values()))
+            worker = draws.randrange(len(self.lines))
+            with contextlib.suppress(DeadlineError):  # it is not back yet
+                if what == "kill":
+                    self.kill(worker)
+                else:
+                    self.hang(worker, draws.choice(hang_s))
 
     def close(self) -> None:
         """Close the client, the lines and the server. Idempotent."""
