@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -130,10 +130,21 @@ class Collection:
         )  # first: an interrupt must not leave commands that nobody knows of
         try:
             self._envs.send(commands)
-        except Exception:  # none was taken
+        except Exception as error:  # none was taken
             for slot in ids:
                 del self._in_flight[slot]
-            raise
+            if not isinstance(error, ConfigError) or not self._has_steps:
+                raise
+            self._send_one_by_one(commands, error)
+
+    def _send_one_by_one(self, commands: Sequence[EnvCommand], error: ConfigError) -> None:
+        """Find the command that was refused, so that its member alone fails."""
+        if len(commands) == 1:
+            self._raise_or_finish(self._live[commands[0].slot], error)
+            return
+        for command in commands:
+            self._commands = [command]
+            self._send()
 
     def _reset(self, member: Member, slot: int) -> None:
         member.slot = slot
@@ -264,7 +275,13 @@ class Collection:
         if completions:
             self._heard = time.monotonic()
             for completion in completions:
-                self._take_completion(completion)
+                if isinstance(cast(Any, completion), Completion):
+                    self._take_completion(completion)
+                    continue
+                # Whose it is cannot be told.
+                self._give_up(
+                    f"expected a Completion from the policy's poll, got {completion!r:.100}"
+                )
             return
         silent_s, limit_s = time.monotonic() - self._heard, self._settings.policy_timeout_s
         if limit_s is not None and silent_s > limit_s:

@@ -13,9 +13,18 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
 
 from longstep.actions import ActionParser
+from longstep.arguments import (
+    check_callable,
+    check_count,
+    check_methods,
+    check_number,
+    check_text,
+)
 from longstep.defaults import default_parser, default_prompt, find_max_steps, own_default
 from longstep.errors import ConfigError, DataError, EnvError, PromptBudgetError
 from longstep.five_tuple import read_reset, read_step, read_success
@@ -37,7 +46,7 @@ class LLMAgentEnv(PassThroughEnv):
     """An environment whose observation is the prompt's text and whose action is the model's completion.
 
     The info of `reset` and `step` holds, beside the wrapped environment's own keys (ours win where names collide):
-    `prompt` (Prompt), `observation` (as the wrapped environment returned it), `admissible_actions` (list of str, None
+    `prompt` (Prompt), `observation` (as the wrapped environment returned it; a copy where it could change), `admissible_actions` (list of str, None
     when anything may be said), `allowed_completions` (the completions that are read as these actions, in their order,
     for constrained decoding; None when there is no such list), `state_key` (16 bytes), `task_description`, `step`
     (steps taken). After a step also: `action`, `action_valid`, `action_reason`, `raw_reward`, `success` (whether the
@@ -127,8 +136,16 @@ class LLMAgentEnv(PassThroughEnv):
         return None if name in self._settled else getattr(self, name)
 
     def _check_settings(self) -> None:
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ConfigError(f"expected `max_steps` of at least 1 or None, got {self.max_steps}")
+        check_count("max_steps", self.max_steps, 1, optional=True)
+        if self.prompt is not None:
+            check_methods("prompt", self.prompt, "a PromptTemplate", ("build",))
+        if self.parser is not None:
+            check_methods("parser", self.parser, "a parser such as TagParser()", ("parse",))
+        check_callable("state_key", self.state_key)
+        check_callable("observation_text", self.observation_text)
+        check_text("task_description", self.task_description, optional=True)
+        check_number("invalid_action_penalty", self.invalid_action_penalty)
+        check_number("reward_scale", self.reward_scale)
         if not 0.0 <= self.invalid_action_penalty < math.inf:
             raise ConfigError(
                 f"expected a finite `invalid_action_penalty` of at least 0, got {self.invalid_action_penalty}; "
@@ -150,7 +167,8 @@ class LLMAgentEnv(PassThroughEnv):
         """
         self._in_episode = False
         result = self.env.reset(seed=seed, options=options)
-        self._observation, self._env_info = read_reset(self.env, result)
+        observation, self._env_info = read_reset(self.env, result)
+        self._observation = _own(observation)
         self._num_steps = 0
         self._success = bool(read_success(self._env_info))
         self._task = self.task_description
@@ -194,7 +212,7 @@ class LLMAgentEnv(PassThroughEnv):
         raw_reward, terminated, truncated, env_info = 0.0, False, False, {}
         if read.valid:
             result = read_step(self.env, self.env.step(raw_action))
-            self._observation, self._env_info = result.observation, result.info
+            self._observation, self._env_info = _own(result.observation), result.info
             raw_reward, terminated, truncated = result.reward, result.terminated, result.truncated
             env_info = result.info
             self._admissible = admissible_texts(self.env, env_info)
@@ -217,7 +235,8 @@ class LLMAgentEnv(PassThroughEnv):
             "time_limit": at_limit and truncated and not terminated,
         }
         done = terminated or truncated
-        self._ask_memory(self.memory.update, before, read.text, raw_reward, done, info)
+        # The memory gets an info of its own: what it does to it must not reach the caller.
+        self._ask_memory(self.memory.update, before, read.text, raw_reward, done, dict(info))
         try:
             info["prompt"] = self._build_prompt()
         except PromptBudgetError as error:
@@ -336,6 +355,15 @@ class LLMAgentEnv(PassThroughEnv):
             order_enforce=False,
             disable_env_checker=True,
         )
+
+
+def _own(observation: Any) -> Any:
+    """The observation, copied where the environment could write over it: many return one buffer again and again."""
+    if isinstance(observation, np.ndarray) and not observation.dtype.hasobject:
+        return cast("NDArray[Any]", observation).copy()
+    if isinstance(observation, list | dict | set | tuple | np.ndarray | bytearray):
+        return copy.deepcopy(cast(Any, observation))
+    return observation
 
 
 def _check_raw(env: Any) -> gymnasium.Env[Any, Any]:

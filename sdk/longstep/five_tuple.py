@@ -63,18 +63,30 @@ def read_step(env: gymnasium.Env[Any, Any], result: Any) -> StepResult:
 
 
 def read_success(info: Mapping[str, Any]) -> bool | None:
-    """Whether the task is solved, from `success`, `is_success` or `won`; None when the environment does not say."""
+    """Whether the task is solved, from `success`, `is_success` or `won`; None when the environment does not say.
+
+    Raises:
+        EnvError: It says so in something else than a bool or a number; any text would count as True.
+    """
     for key in _SUCCESS_KEYS:
-        if info.get(key) is not None:
-            return bool(info[key])
+        value = info.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool | int | float | np.bool_ | np.number):
+            return bool(value)
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            return bool(value)
+        raise EnvError(
+            f"expected a bool as info[{key!r}] from the environment, got {value!r:.100}; return True or False"
+        )
     return None
 
 
 def read_reward(env: gymnasium.Env[Any, Any], reward: Any) -> float:
     """The reward as a float, or an EnvError when it is no finite number."""
     try:
-        number = float(reward)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise EnvError(

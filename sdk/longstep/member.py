@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -80,7 +80,7 @@ def trajectory_id_of(
     'i3g1m2-503ac61b198bfec6'
     """
     parts = (seed, iteration, group, member, attempt, task.seed, task.task_id)
-    digest = xxh3_64_intdigest("|".join(map(str, parts)).encode())
+    digest = xxh3_64_intdigest("|".join(map(str, parts)).encode("utf-8", "surrogatepass"))
     again = f"r{attempt}" if attempt else ""
     return f"i{iteration}g{group}m{member}{again}-{digest:016x}"
 
@@ -109,11 +109,15 @@ def fault_of_result(result: EnvResult, *, is_step: bool) -> str | None:
 
 def fault_of_completion(completion: Completion) -> str | None:
     """What makes a completion unusable for training, or None."""
+    if not isinstance(cast(Any, completion.text), str):
+        return f"expected a str as the completion's text, got {type(completion.text).__name__}"
     num_tokens, allowed = len(completion.token_ids), completion.allowed_token_ids
     if len(completion.logprobs) != num_tokens:
         return f"expected {num_tokens} logprobs from the policy, got {len(completion.logprobs)}"
     if allowed is not None and len(allowed) != num_tokens:
         return f"expected {num_tokens} sets of allowed token ids, got {len(allowed)}"
+    if not np.isfinite(completion.logprobs).all():
+        return "expected finite logprobs from the policy, got NaN or infinity"
     return None
 
 

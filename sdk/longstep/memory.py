@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_callable, check_count
 from longstep.bm25 import BM25Index
-from longstep.errors import ConfigError, DataError
+from longstep.errors import DataError
 from longstep.memory_base import Memory, MemoryStep, StepMemory, join_steps
 from longstep.observations import IMAGE_PLACEHOLDER, observation_images
 
@@ -131,6 +132,7 @@ class SummaryMemory(StepMemory):
         every: Steps that are added to the summary at a time, at least 1.
         keep_last: Steps that always stay as they are, at least 0.
         """
+        check_callable("summarize", summarize)
         self.summarize = summarize
         self.every = _at_least(every, 1, "every")
         self.keep_last = _at_least(keep_last, 0, "keep_last")
@@ -185,6 +187,7 @@ class KeyEventMemory(StepMemory):
         """Args:
         is_key: Takes what `update` takes and says whether to keep the step. Copies of this memory share it.
         """
+        check_callable("is_key", is_key)
         self.is_key = is_key
         super().__init__()
 
@@ -290,9 +293,8 @@ class FrameMemory(StepMemory):
 
 
 def _at_least(value: int, least: int, name: str) -> int:
-    if value < least:
-        raise ConfigError(f"expected `{name}` of at least {least}, got {value}")
-    return value
+    check_count(name, value, least)
+    return int(value)
 
 
 def _copy_sharing(memory: _MemoryT, shared: object, memo: dict[int, Any]) -> _MemoryT:

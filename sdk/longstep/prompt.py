@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_callable, check_count, check_text
 from longstep.budget import Shown, cut_last_lines, cut_middle, cut_oldest, fit
 from longstep.errors import ConfigError, DataError, PromptBudgetError, did_you_mean
 from longstep.observations import IMAGE_PLACEHOLDER, NEUTRAL_PLACEHOLDER
@@ -115,7 +116,7 @@ class PromptTemplate:
         self.user = user
         self.first_user = first_user
         self.max_tokens = max_tokens
-        self.count_tokens = count_tokens or count_utf8_bytes
+        self.count_tokens = count_utf8_bytes if count_tokens is None else count_tokens
         self.drop_order = tuple(drop_order)
         self._check_settings()
         self._system_parts = _parse(system or "", "system")
@@ -125,8 +126,11 @@ class PromptTemplate:
         )
 
     def _check_settings(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"expected `max_tokens` of at least 1 or None, got {self.max_tokens}")
+        check_text("system", self.system, optional=True)
+        check_text("user", self.user)
+        check_text("first_user", self.first_user, optional=True)
+        check_count("max_tokens", self.max_tokens, 1, optional=True)
+        check_callable("count_tokens", self.count_tokens)
         for name in self.drop_order:
             if name not in _CUTS:
                 raise ConfigError(

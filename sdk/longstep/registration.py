@@ -20,6 +20,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, parse_env_id
 
 from longstep.actions import ActionParser
+from longstep.arguments import check_callable, check_text
 from longstep.defaults import own_copy
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, RegistryError, did_you_mean
@@ -106,6 +107,9 @@ class Registry(Mapping[str, EnvEntry]):
 
     def add(self, entry: EnvEntry) -> None:
         """Add an entry under an id that is free."""
+        check_text("id", entry.id)
+        if not isinstance(entry.entry_point, str):
+            check_callable("entry_point", entry.entry_point)
         try:
             parse_env_id(entry.id)
         except gymnasium.error.Error as error:
@@ -212,6 +216,7 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     >>> make("longstep/KeyDoor-v0", max_steps=10).max_steps
     10
     """
+    check_text("id", id)
     own = {name: value for name, value in kwargs.items() if name in _WRAPPER_ARGUMENTS}
     inner = {name: value for name, value in kwargs.items() if name not in _WRAPPER_ARGUMENTS}
     made = _make_registered(registry[id], inner) if id in registry else _make_known(id, inner)
@@ -253,11 +258,18 @@ def _make_registered(
 def _load(entry: EnvEntry, module: str, attribute: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, ImportError) as error:
+        if isinstance(error, ImportError) and not _is_absent(module, error):
+            raise  # the module is there and lacks a dependency, which its own error names
         raise RegistryError(
             f"expected `module:attribute` of a class or function as entry point of `{entry.id}`, got "
             f"`{entry.entry_point}`: {error}"
         ) from error
+
+
+def _is_absent(module: str, error: ImportError) -> bool:
+    """True when the module itself, or a package it should be in, was not found."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
 def _check_arguments(id: str, creator: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

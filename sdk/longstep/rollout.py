@@ -16,8 +16,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from longstep.arguments import (
+    check_callable,
+    check_count,
+    check_methods,
+    check_number,
+    check_text,
+)
 from longstep.collection import Collection
 from longstep.errors import ConfigError
 from longstep.policy import Policy
@@ -72,10 +79,17 @@ class RolloutSettings:
             "max_invalid_in_row": 0,
             "max_total_tokens": 1,
         }
+        may_be_none = ("max_steps", "max_invalid_in_row", "max_total_tokens")
         for name, least in {**at_least, "max_rerolls": 0, "seed": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"expected `{name}` of at least {least}, got {value}")
+            check_count(name, getattr(self, name), least, optional=name in may_be_none)
+        for name in ("temperature", "top_p"):
+            check_number(name, getattr(self, name))
+        for text in self.stop:
+            check_text("stop", text)
+            if not text:
+                raise ConfigError(
+                    "expected texts that are not empty as `stop`, got ''; leave it out"
+                )
         if not 0.0 <= self.temperature < math.inf:
             raise ConfigError(
                 f"expected a finite `temperature` of at least 0, got {self.temperature}"
@@ -153,6 +167,9 @@ class Rollout:
             max_rerolls=max_rerolls,
             policy_timeout_s=policy_timeout_s,
         )
+        check_methods("policy", policy, "a Policy such as EnginePolicy(engine)", ("submit", "poll"))
+        if on_step is not None:
+            check_callable("on_step", on_step)
         self.policy = policy
         self._on_step = on_step
         self._owned: GroupVectorEnv | None = None
@@ -185,9 +202,11 @@ class Rollout:
             KeyboardInterrupt: Passed on; the environments can be used afterwards.
         """
         current = self._iteration if iteration is None else iteration
+        check_count("iteration", current, 0)
+        tasks = _listed(tasks)
         self._iteration = current + 1
         collection = Collection(
-            self.envs, self.policy, self.settings, list(tasks), current, self._stale, self._on_step
+            self.envs, self.policy, self.settings, tasks, current, self._stale, self._on_step
         )
         return RolloutBatch(trajectories=collection.run())
 
@@ -208,3 +227,17 @@ class Rollout:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _listed(tasks: Any) -> list[Task]:
+    """The tasks, each seen to be one."""
+    if not isinstance(tasks, Iterable):
+        raise ConfigError(f"expected tasks as `tasks`, got {tasks!r:.100}; put one into a list")
+    listed = list(cast(Iterable[Any], tasks))
+    for index, task in enumerate(listed):
+        if not isinstance(task, Task):
+            raise ConfigError(
+                f"expected a Task, got {task!r:.100} at `tasks[{index}]`; write Task(env_id=..., seed=...)"
+            )
+        check_count(f"tasks[{index}].seed", task.seed, 0)
+    return cast("list[Task]", listed)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from longstep.arguments import check_count
 from longstep.errors import ConfigError, DataError, did_you_mean
 from longstep.types import Task
 
@@ -121,9 +122,13 @@ def panel(
         ConfigError: Unknown split, or the world has too few initial states.
     """
     if split not in SPLITS:
-        raise ConfigError(f"expected a split, got `{split}`; {did_you_mean(split, SPLITS)}")
-    if num_tasks < 1:
-        raise ConfigError(f"expected `num_tasks` >= 1, got {num_tasks}")
+        hint = did_you_mean(str(split), SPLITS)
+        raise ConfigError(f"expected a split, got `{split}`; {hint}")
+    check_count("num_tasks", num_tasks, 1)
+    if num_tasks > len(SPLITS[split]):
+        raise ConfigError(
+            f"expected `num_tasks` of at most {len(SPLITS[split])}, the seeds of `{split}`, got {num_tasks}"
+        )
     arguments = dict(env_kwargs or {})
     seeds = SPLITS[split]
     if split_states:
@@ -164,6 +169,8 @@ class TaskStream:
         split_states: As in `panel`.
         position: Where to begin.
         """
+        check_count("seed", seed, 0)
+        check_count("position", position, 0)
         self.env_id = env_id
         self.seed = seed
         self.position = position

@@ -34,7 +34,12 @@ def admissible_texts(env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> l
         EnvError: Names, mask and space do not fit together.
     """
     given = info.get("admissible_actions")
-    texts = None if given is None else [str(action) for action in given]
+    if isinstance(given, str | bytes) or not (given is None or isinstance(given, Iterable)):
+        raise EnvError(
+            f"expected a list of texts as info['admissible_actions'] from {env.unwrapped}, got {given!r:.100}; "
+            "put a single action into a list"
+        )
+    texts = None if given is None else [str(action) for action in cast(Iterable[Any], given)]
     space = _discrete(env)
     if space is None:
         return texts

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_count
 from longstep.commands import EnvCommand, EnvResult, VectorEnv, next_command_id
 from longstep.errors import ConfigError, EnvError
 from longstep.types import Task
@@ -58,8 +59,7 @@ class GroupVectorEnv:
         Raises:
             ConfigError: `num_envs` is below 1, or `make_env` is neither an id nor callable.
         """
-        if num_envs < 1:
-            raise ConfigError(f"expected `num_envs` of at least 1, got {num_envs}")
+        check_count("num_envs", num_envs, 1)
         if not isinstance(make_env, str) and not callable(make_env):
             raise ConfigError(
                 f"expected `make_env` to be an environment id or a function, got {type(make_env).__name__};"
@@ -290,7 +290,7 @@ class GroupVectorEnv:
             )
         except Exception as failure:
             self._discard(slot)
-            return _failed(command, f"{type(failure).__name__}: {failure}", start)
+            return _failed(command, _describe(failure), start)
         except BaseException as interrupt:
             self._discard(slot)
             self._ready.append(
@@ -332,6 +332,14 @@ class GroupVectorEnv:
 
     def _infos(self) -> list[dict[str, Any]]:
         return [self._seen(slot).info for slot in range(self.num_envs)]
+
+
+def _describe(failure: Exception) -> str:
+    """Type and message of what an environment raised; one whose message cannot be had is no reason to fail."""
+    try:
+        return f"{type(failure).__name__}: {failure}"
+    except Exception as error:
+        return f"{type(failure).__name__} (its message raised {type(error).__name__})"
 
 
 def _failed(command: EnvCommand, error: str, start: float) -> EnvResult:

@@ -782,3 +782,74 @@ def test_a_prompt_that_fits_no_more_truncates_and_keeps_the_reward() -> None:
     assert (text, reward, terminated, truncated) == ("", 1.0, False, True)
     assert info["over_budget"] is True
     assert "at most 50 tokens" in info["budget_error"]
+
+
+class OneBuffer(gymnasium.Env):
+    """Returns the same array at every step, written over each time."""
+
+    observation_space = spaces.Box(0, 9, (2,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros(2, np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.buffer[:] = 0
+        return self.buffer, {}
+
+    def step(self, action):
+        self.buffer += 1
+        return self.buffer, 0.0, False, False, {}
+
+
+def test_an_environment_that_writes_over_its_observation_does_not_change_the_past() -> None:
+    env = LLMAgentEnv(OneBuffer(), memory=WindowMemory(2))
+    _, first = env.reset(seed=0)
+    env.step("1")
+    text, *_, info = env.step("1")
+    assert (first["observation"].tolist(), info["observation"].tolist()) == ([0, 0], [2, 2])
+    assert "[Step 1] [0, 0]" in text
+    assert "[Step 2] [1, 1]" in text
+
+
+class Greedy(Memory):
+    """Takes everything out of the info it is shown."""
+
+    def update(self, observation, action, reward, done, info):
+        info.clear()
+
+
+def test_a_memory_cannot_change_the_info_of_the_step() -> None:
+    env = LLMAgentEnv("longstep/KeyDoor-v0", memory=Greedy())
+    env.reset(seed=0)
+    *_, info = env.step("look")
+    assert len(info["state_key"]) == 16
+
+
+class Telling(OneBuffer):
+    """Puts `told` into the info of each step, and gives `reward`."""
+
+    def __init__(self, told: dict[str, Any], reward: Any = 0.0) -> None:
+        super().__init__()
+        self.told, self.given = told, reward
+
+    def step(self, action):
+        return self.buffer, self.given, False, False, self.told
+
+
+@pytest.mark.parametrize(
+    ("told", "reward", "match"),
+    [
+        ({"success": "False"}, 0.0, "expected a bool as info"),
+        ({"won": np.array([True, False])}, 0.0, "expected a bool as info"),
+        ({}, "1", "expected a finite number as reward"),
+        ({"admissible_actions": "1"}, 0.0, "expected a list of texts"),
+        ({"admissible_actions": 5}, 0.0, "expected a list of texts"),
+    ],
+)
+def test_texts_where_numbers_or_lists_belong_are_errors(told, reward, match) -> None:
+    env = LLMAgentEnv(Telling(told, reward))
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=match):
+        env.step("1")

@@ -6,6 +6,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -387,7 +388,7 @@ def test_an_environment_that_is_not_wrapped_is_a_wrong_call() -> None:
     [
         ({"group_size": 0}, "`group_size` of at least 1, got 0"),
         ({"group_size": -4}, "`group_size` of at least 1, got -4"),
-        ({"max_steps": 0}, "`max_steps` of at least 1, got 0"),
+        ({"max_steps": 0}, "`max_steps` of at least 1 or None, got 0"),
         ({"max_tokens": 0}, "`max_tokens`"),
         ({"temperature": -1.0}, "finite `temperature` of at least 0"),
         ({"temperature": float("nan")}, "finite `temperature` of at least 0"),
@@ -643,3 +644,63 @@ def test_a_real_engine_gives_the_same_tokens_whatever_the_number_of_environments
         assert one[name].tobytes() == other[name].tobytes()
     assert np.allclose(one["logprobs"], other["logprobs"], atol=1e-5)
     assert one["allowed_offsets"].shape == (len(one["completion_token_ids"]) + 1,)
+
+
+class Odd(FunctionPolicy):
+    """Answers well until something has been collected, then once in a way that no policy may."""
+
+    def __init__(self, odd: Callable[[Completion], Any]) -> None:
+        super().__init__(lambda request: "right")
+        self._odd, self._polls = odd, 0
+
+    def poll(self, timeout_s: float) -> Sequence[Completion]:
+        self._polls += 1
+        completions = super().poll(timeout_s)
+        return [self._odd(c) for c in completions] if self._polls == 2 else completions
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda completion: None,
+        lambda completion: replace(completion, text=None),
+        lambda completion: replace(
+            completion,
+            token_ids=np.zeros(1, np.int32),
+            logprobs=np.array([np.nan], np.float32),
+        ),
+    ],
+)
+def test_an_answer_that_is_none_fails_its_request_and_loses_nothing(odd: Any) -> None:
+    with Rollout("longstep/KeyDoor-v0", Odd(odd), group_size=2, max_steps=3) as rollout:
+        batch = rollout.collect([Task(env_id="longstep/KeyDoor-v0", seed=1)])
+    reasons = [t.stop_reason for t in batch.trajectories]
+    assert reasons.count(StopReason.POLICY_FAILURE) == 2
+    assert reasons.count(StopReason.TIME_LIMIT) == 2
+    assert sum(len(t.steps) for t in batch.trajectories) == 2 + 6
+
+
+def test_a_task_of_another_environment_late_in_the_list_costs_nobody_else_anything() -> None:
+    tasks = [Task(env_id="longstep/KeyDoor-v0", seed=1), Task(env_id="other", seed=1)]
+    policy = FunctionPolicy(lambda request: "look")
+    with Rollout("longstep/KeyDoor-v0", policy, group_size=1, max_steps=2, num_envs=1) as rollout:
+        batch = rollout.collect(tasks)
+    assert [len(t.steps) for t in batch.usable] == [2]
+    assert "expected tasks of `longstep/KeyDoor-v0`" in batch.errors[0]
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unspeakable(Corridor):
+    def step(self, action: Any) -> Any:
+        raise UnspeakableError
+
+
+def test_an_exception_without_a_message_is_its_members_failure() -> None:
+    policy = FunctionPolicy(lambda request: "right")
+    with Rollout(lambda: LLMAgentEnv(Unspeakable()), policy, group_size=1) as rollout:
+        batch = rollout.collect([Task(env_id="", seed=1)])
+    assert "UnspeakableError" in batch.errors[0]
