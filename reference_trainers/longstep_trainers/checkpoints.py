@@ -75,8 +75,16 @@ def find_checkpoint(output_dir: Path, resume: str | None) -> Path | None:
         resume: A checkpoint folder, `auto` for the newest one in `output_dir`, or None.
 
     Raises:
-        ConfigError: the named folder is no checkpoint, or a run would overwrite another one.
+        ConfigError: the named folder is no checkpoint, `output_dir` is no folder that can be written to, or a run would
+            overwrite another one.
     """
+    for place in (output_dir, *output_dir.parents):
+        if place.exists():
+            if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+                raise ConfigError(
+                    f"expected a folder that can be written to, got `{place}` at `output_dir`; name another folder"
+                )
+            break
     present = sorted((output_dir / "checkpoints").glob("iteration-*"))
     if resume is None:
         if present:
@@ -99,7 +107,24 @@ def find_checkpoint(output_dir: Path, resume: str | None) -> Path | None:
 def load_checkpoint(
     folder: Path, *, model: Any, optimizer: MasterAdamW, use_lora: bool
 ) -> TrainerState:
-    """The state of a checkpoint, with its weights and running means taken over in place."""
+    """The state of a checkpoint, with its weights and running means taken over in place.
+
+    Raises:
+        ConfigError: a file is damaged or missing, or belongs to a run with other settings.
+    """
+    try:
+        return _load(folder, model=model, optimizer=optimizer, use_lora=use_lora)
+    except ConfigError:
+        raise
+    except Exception as error:  # what reading a damaged file may raise is anything
+        raise ConfigError(
+            f"expected a whole checkpoint of this run at `{folder}`, but loading failed with "
+            f"{type(error).__name__}: {error}; resume with the settings that the run was started with, or name another "
+            "checkpoint at `--resume`"
+        ) from error
+
+
+def _load(folder: Path, *, model: Any, optimizer: MasterAdamW, use_lora: bool) -> TrainerState:
     from safetensors.torch import load_file
 
     weights = load_file(

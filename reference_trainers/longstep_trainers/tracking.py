@@ -84,7 +84,7 @@ class MetricsLogger:
             file: Where to show the run; None means the standard output.
 
         Raises:
-            ConfigError: A run that does not resume would write over the metrics of another.
+            ConfigError: A run that does not resume would write over the metrics of another, or another run is writing.
             DataError: A file to go on with holds a line that is no record.
         """
         folder = Path(output_dir)
@@ -92,25 +92,39 @@ class MetricsLogger:
         self.metrics_path = folder / METRICS_FILE
         self.timings_path = folder / TIMINGS_FILE
         fresh = resume_from == 0 and (config is None or config.resume is None)
-        if fresh and self.metrics_path.exists() and self.metrics_path.stat().st_size:
-            raise ConfigError(
-                f"expected a folder without `{METRICS_FILE}`, got `{folder}` at `output_dir`; "
-                "name another folder, or go on with `--resume auto`"
-            )
-        if config is not None:
-            save_config(config, folder / CONFIG_FILE)
-        kept = _cut_back(self.metrics_path, resume_from)
-        _cut_back(self.timings_path, resume_from)
+        self._metrics = self.metrics_path.open("a", encoding="utf-8", newline="\n")
+        try:
+            self._check_free(fresh)
+            if config is not None:
+                save_config(config, folder / CONFIG_FILE)
+            kept = _cut_back(self.metrics_path, resume_from)
+            _cut_back(self.timings_path, resume_from)
+        except BaseException:
+            self._metrics.close()
+            raise
         self._last: dict[str, Any] = {}
         for record in kept:
             self._last.update(record)
-        self._metrics = self.metrics_path.open("a", encoding="utf-8", newline="\n")
         self._timings = self.timings_path.open("a", encoding="utf-8", newline="\n")
         env_steps = int(self._last.get("env_steps", 0))
         self._events = _event_writer(folder / "tensorboard", env_steps) if tensorboard else None
         self._view = None
         if config is not None:
             self._view = ProgressView(config.train.total_steps, file=file)
+
+    def _check_free(self, fresh: bool) -> None:
+        """Raise when another run writes to the folder, or when a fresh one would write over an old one."""
+        folder = self.metrics_path.parent
+        if not _claim(self._metrics):
+            raise ConfigError(
+                f"expected a folder that no other run writes to, got `{folder}` at `output_dir`, where one is at work; "
+                "name another folder, or wait for its end"
+            )
+        if fresh and self.metrics_path.stat().st_size:
+            raise ConfigError(
+                f"expected a folder without `{METRICS_FILE}`, got `{folder}` at `output_dir`; "
+                "name another folder, or go on with `--resume auto`"
+            )
 
     def log(
         self,
@@ -263,6 +277,21 @@ class ProgressView:
 
 def _columns(values: Mapping[str, float]) -> list[tuple[str, str, str]]:
     return [(name, label, form) for name, (label, form) in SHOWN.items() if name in values]
+
+
+def _claim(file: IO[str]) -> bool:
+    """Lock a file until it is closed; False when another run holds it. Where there is no such lock, always True."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have no locks
+        return True
+    return True
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

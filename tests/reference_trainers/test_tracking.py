@@ -216,3 +216,12 @@ def test_learning_curve_of_nothing_is_refused(tmp_path: Path) -> None:
         logger.log(1, {"train/loss": 0.5})
     with pytest.raises(DataError, match="rollout/success_rate"):
         plot_learning_curve(logger.metrics_path, tmp_path / "curve.png")
+
+
+def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    with MetricsLogger(tmp_path, tensorboard=False) as first:
+        first.log(1, {"env_steps": 8})
+        with pytest.raises(ConfigError, match="where one is at work"):
+            MetricsLogger(tmp_path, tensorboard=False, resume_from=1)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    MetricsLogger(tmp_path, tensorboard=False, resume_from=1).close()
