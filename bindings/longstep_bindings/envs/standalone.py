@@ -576,7 +576,11 @@ class Server:
         ):
             self.socket.setsockopt(option, value)
         self.folder = ""
-        self.address = self.bind(address)
+        try:
+            self.address = self.bind(address)
+        except Fault:
+            self.free()
+            raise
 
     def bind(self, address: str | None) -> str:
         """Bind, and give the address that clients connect to."""
@@ -608,6 +612,14 @@ class Server:
         for book in list(self.books.values()):
             self.service.close_session(book)
         self.tidy()
+        self.free()
+
+    def free(self) -> None:
+        """Free the sockets; what is still to be sent has 200 ms."""
+        self.socket.close(linger=200)
+        self.context.term()
+        self.wake_reader.close()
+        self.wake_writer.close()
 
     def stop(self) -> None:
         """Make `serve` end; may be called from a signal handler."""
