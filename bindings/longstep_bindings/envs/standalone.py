@@ -1238,11 +1238,11 @@ class Board:
 
         self.memory = mmap.mmap(fd, 0)
         os.close(fd)
-        size = len(self.memory) // 3
+        size = len(self.memory) // 24 * 8
         view = memoryview(self.memory)
         self.deadlines = view[:size].cast("d")
         self.owners = view[size : 2 * size].cast("q")
-        self.slots = view[2 * size :].cast("q")
+        self.slots = view[2 * size : 3 * size].cast("q")
 
     def begin(self, owner: int, slot: int, deadline: float) -> None:
         """Say what runs from now on."""
