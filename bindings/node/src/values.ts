@@ -73,6 +73,8 @@ export type TypedArray =
   | Float64Array;
 
 const DTYPES: Readonly<Record<string, string>> = {
+  Uint8Array: "|u1",
+  Buffer: "|u1",
   Int8Array: "|i1",
   Int16Array: "<i2",
   Uint16Array: "<u2",
