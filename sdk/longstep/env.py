@@ -224,7 +224,7 @@ class LLMAgentEnv(PassThroughEnv):
         self._num_steps += 1
         at_limit = self.max_steps is not None and self._num_steps >= self.max_steps
         truncated = truncated or (at_limit and not terminated)
-        info = {
+        info: dict[str, Any] = {
             **env_info,
             **self._state_info(),
             "action": read.text,
@@ -359,9 +359,10 @@ class LLMAgentEnv(PassThroughEnv):
 
 def _own(observation: Any) -> Any:
     """The observation, copied where the environment could write over it: many return one buffer again and again."""
-    if isinstance(observation, np.ndarray) and not observation.dtype.hasobject:
-        return cast("NDArray[Any]", observation).copy()
-    if isinstance(observation, list | dict | set | tuple | np.ndarray | bytearray):
+    if isinstance(observation, np.ndarray):
+        array = cast("NDArray[Any]", observation)
+        return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+    if isinstance(observation, list | dict | set | tuple | bytearray):
         return copy.deepcopy(cast(Any, observation))
     return observation
 

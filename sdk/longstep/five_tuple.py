@@ -69,13 +69,12 @@ def read_success(info: Mapping[str, Any]) -> bool | None:
         EnvError: It says so in something else than a bool or a number; any text would count as True.
     """
     for key in _SUCCESS_KEYS:
-        value = info.get(key)
+        value: Any = info.get(key)
         if value is None:
             continue
-        if isinstance(value, bool | int | float | np.bool_ | np.number):
-            return bool(value)
-        if isinstance(value, np.ndarray) and value.ndim == 0:
-            return bool(value)
+        kinds: Any = (bool, int, float, np.bool_, np.number, np.ndarray)
+        if isinstance(value, kinds) and np.ndim(cast(Any, value)) == 0:
+            return bool(cast(Any, value))
         raise EnvError(
             f"expected a bool as info[{key!r}] from the environment, got {value!r:.100}; return True or False"
         )

@@ -7,6 +7,7 @@ all steps, failed trajectories included, are the columns of `recording.token_col
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -90,13 +91,18 @@ def read_trajectories(path: str | PathLike[str]) -> tuple[Trajectory, ...]:
                 )
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             arrays = {name[:-4]: _read_array(archive, name) for name in names}
-        completions = _completion_arrays(arrays)
+        completions = iter(list(_completion_arrays(arrays)))
         values = [
             arrays[f"value/{k}"] for k in range(sum(name.startswith("value/") for name in arrays))
         ]
-        return tuple(_trajectory_from_json(line, completions, values) for line in lines[1:])
-    except _DAMAGE as error:
+        trajectories = [_trajectory_from_json(line, completions, values) for line in lines[1:]]
+        if next(completions, None) is not None:
+            raise ValueError("token ids of more steps than its texts have")
+        return tuple(trajectories)
+    except (OSError, *_DAMAGE) as error:
         if isinstance(error, DataError):
+            raise
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place outside the file
             raise
         raise DataError(
             f"expected a file of `RolloutBatch.save` at `{path}`, got one that is damaged or "
@@ -229,6 +235,8 @@ def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str,
 
 
 def _pieces(flat: NDArray[Any], offsets: NDArray[np.int64]) -> list[NDArray[Any]]:
+    if offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+        raise ValueError(f"offsets that do not divide {len(flat)} entries")
     return [flat[offsets[i] : offsets[i + 1]] for i in range(len(offsets) - 1)]
 
 

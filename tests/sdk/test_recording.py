@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import warnings
+import zipfile
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -370,3 +372,18 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(batch: RolloutBatch, tmp_pa
         else:
             assert same(loaded.trajectories, batch.trajectories)
     assert num_refused > len(whole) // 46
+
+
+def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "batch.npz"
+    RolloutBatch(trajectories=()).save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([5, 9], dtype=np.int64))
+    members["prompt_offsets.npy"] = buffer.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match="do not divide 0 entries"):
+        RolloutBatch.load(path)
