@@ -68,8 +68,9 @@ class Board:
 
     def running(self) -> list[tuple[float, int, int]]:
         """What is executed: deadline, owner and slot."""
-        lines = np.flatnonzero(np.asarray(self._deadlines)).tolist()
-        return [(self._deadlines[i], self._owners[i], self._slots[i]) for i in lines]
+        deadlines = np.array(self._deadlines)  # a copy: the worker goes on writing
+        lines = np.flatnonzero(deadlines).tolist()
+        return [(float(deadlines[i]), self._owners[i], self._slots[i]) for i in lines]
 
     def start_beating(self) -> None:
         """Write beats from now on, in a thread of its own; for the worker's side."""
