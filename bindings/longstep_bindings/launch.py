@@ -55,6 +55,7 @@ class Child:
             start_new_session=True,
         )
         _reapers.watch(self.pid)
+        self._parent_pid = os.getpid()
         self._is_ended = False
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # it died at once
@@ -84,10 +85,16 @@ class Child:
             time.sleep(_POLL_S)
         return True
 
+    @property
+    def _is_mine(self) -> bool:
+        """False in a fork of the process that started it, whose end is not to end it."""
+        return os.getpid() == self._parent_pid
+
     def terminate(self) -> None:
         """Ask it to end: SIGTERM."""
-        if not self.has_exited:
-            os.kill(self.pid, signal.SIGTERM)
+        if not self._is_mine or self.has_exited:
+            return
+        os.kill(self.pid, signal.SIGTERM)
 
     def end(self, grace_s: float = 0.0) -> None:
         """End it and everything in its process group. Idempotent.
@@ -95,7 +102,7 @@ class Child:
         Args:
             grace_s: How long to wait for it after an earlier `terminate`, before it is killed.
         """
-        if self._is_ended:
+        if not self._is_mine or self._is_ended:
             return
         self.wait(grace_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -162,7 +162,6 @@ class RemoteVectorEnv:
         self._num_envs = num_envs
         self._busy: set[int] = set()
         self._ready: dict[int, EnvResult] = {}
-        self._arrived: dict[int, EnvResult] = {}
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._links: list[Link] = []
@@ -170,7 +169,7 @@ class RemoteVectorEnv:
         atexit.register(self.close)
         try:
             for place, first, end in zip(places, bounds, bounds[1:], strict=False):
-                link = Link(place, first, end - first, settings, self._arrived, self._wake)
+                link = Link(place, first, end - first, settings, self._wake)
                 self._links.append(link)
             for link in self._links:
                 link.wait_ready()
@@ -187,6 +186,11 @@ class RemoteVectorEnv:
         if wrap and self.kind == "raw":
             self.kind = "agent"
             self._agents = [LocalAgent(agent_kwargs, traits) for _ in range(num_envs)]
+        self._arrived = {} if self._agents else self._ready  # agents have yet to take what arrives
+        for link in self._links:
+            link.arrived = self._arrived
+        logs = [log for link in self._links for log in link.logs]
+        self._histories: Sequence[SlotLog | LocalAgent] = self._agents or logs
 
     def _wake(self) -> None:
         self._woken.put(None)
@@ -208,19 +212,21 @@ class RemoteVectorEnv:
         if self._is_closed:
             raise ConfigError("expected open environments, these were closed")
         busy = set(self._busy)
+        shares: dict[Link, list[EnvCommand]] = {}
         for command in commands:
             self._check(command, busy)
             busy.add(command.slot)
+            if not self._agents:
+                shares.setdefault(self._link_of[command.slot], []).append(command)
         self._busy = busy
-        shares: dict[int, list[EnvCommand]] = {}
-        for command in commands:
-            outgoing = self._agents[command.slot].outgoing(command) if self._agents else command
+        for command in commands if self._agents else ():
+            outgoing = self._agents[command.slot].outgoing(command)
             if isinstance(outgoing, EnvResult):
                 self._ready[command.slot] = outgoing
             else:
-                shares.setdefault(self._link_of[command.slot].first_slot, []).append(outgoing)
-        for slot, share in shares.items():
-            self._link_of[slot].send(share)
+                shares.setdefault(self._link_of[command.slot], []).append(outgoing)
+        for link, share in shares.items():
+            link.send(share)
 
     def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> list[EnvResult]:
         """Results that are ready, in any order.
@@ -312,7 +318,7 @@ class RemoteVectorEnv:
             raise ConfigError(
                 f"expected two slots below {self._num_envs}, got {slot} and {into} at `fork`"
             )
-        history = self._history(slot)
+        history = self._histories[slot]
         if history.task is None:
             raise ConfigError(
                 f"expected slot {slot} to have a trajectory; it was not reset, or failed"
@@ -345,7 +351,7 @@ class RemoteVectorEnv:
                 result = self._one(
                     EnvCommand(slot=slot, command_id=next_command_id(), action=action)
                 )
-            if result.error is None and self._history(slot).keys[step] != key:
+            if result.error is None and self._histories[slot].keys[step] != key:
                 text = (
                     f"EnvError: the state after {step} steps differs from that of the trajectory; the environment "
                     "does not depend on its seed and actions alone"
@@ -358,8 +364,10 @@ class RemoteVectorEnv:
         self.send([command])
         while command.slot not in self._ready:
             self._take()
+            failure = self._link_of[command.slot].failure
+            if command.slot not in self._ready and failure is not None:
+                raise failure
             if command.slot not in self._ready:
-                self._check_links()
                 self._woken.get()
         self._busy.discard(command.slot)
         return self._ready.pop(command.slot)
@@ -371,14 +379,9 @@ class RemoteVectorEnv:
             self._woken.get()
         for link in self._links:
             link.take()
-        for slot, result in list(self._arrived.items()):
-            self._ready[slot] = self._agents[slot].incoming(result) if self._agents else result
+        for slot, result in list(self._arrived.items()) if self._agents else ():
+            self._ready[slot] = self._agents[slot].incoming(result)
             del self._arrived[slot]
-
-    def _history(self, slot: int) -> SlotLog | LocalAgent:
-        """What is remembered of a slot's episode."""
-        link = self._link_of[slot]
-        return self._agents[slot] if self._agents else link.logs[slot - link.first_slot]
 
     def _check_links(self) -> None:
         for link in self._links:
@@ -400,7 +403,7 @@ class RemoteVectorEnv:
                 f"expected exactly one of `task` and `action` in command {command.command_id}, "
                 f"got {'neither' if command.task is None else 'both'}"
             )
-        if command.task is None and not self._history(slot).in_episode:
+        if command.task is None and not self._histories[slot].in_episode:
             raise ConfigError(
                 f"expected slot {slot} to be in an episode at a step, but it was not reset, has finished or has "
                 "failed; send a command with `task` first"

@@ -10,6 +10,7 @@ import functools
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,10 +31,9 @@ from longstep_bindings.envs.messages import (
     REPLY_LIMITS,
     SERVICE,
     VERSION,
-    Row,
     failed_row,
+    read_agent,
     read_reply,
-    read_row,
 )
 from longstep_bindings.envs.places import Place
 from longstep_bindings.envs.recovery import SlotLog, key_of, mismatch, reset_argument
@@ -49,6 +49,9 @@ _log = logging.getLogger(__name__)
 _WATCH_S = 0.05
 _AGAIN_S = 0.2
 """Pause before another start, when one failed."""
+_LOOK_S = 0.005
+_MAX_REPLAYS = 32
+"""Replays under way at a time; fewer than there are credits."""
 _MARGIN_S = 60.0
 """Time that a request gets beside what its commands may take, when the worker's board tells who is late."""
 
@@ -77,7 +80,6 @@ class Link:
         first_slot: int,
         num_slots: int,
         settings: LinkSettings,
-        arrived: dict[int, EnvResult],
         wake: Callable[[], None],
     ) -> None:
         """Begin to get a worker; `wait_ready` says when it is there.
@@ -87,23 +89,29 @@ class Link:
             first_slot: Number of this link's first slot at the client.
             num_slots: Number of its slots.
             settings: What all links have in common.
-            arrived: Where results go, by slot of the client.
-        wake: Called when there is something to `take`, or the link has failed.
+            wake: Called when there is something to `take`, or the link has failed.
         """
         self.place = place
         self.first_slot, self.num_slots = first_slot, num_slots
         self.logs = [SlotLog() for _ in range(num_slots)]
         self.num_restarts = 0
+        self.arrived: dict[int, EnvResult] = {}
+        """Where results go, by slot of the client; set by the owner before it sends anything."""
         self.failure: LongstepError | None = None
         """Why no command is answered any more; None while all is well."""
         self.traits: dict[str, Any] = {}
         """What the worker said of its environment."""
-        self._settings, self._arrived, self._wake = settings, arrived, wake
+        self._is_agent = False
+        self._settings, self._wake = settings, wake
         self._owner = secrets.randbits(63)
         self._lock = threading.Lock()
         self._client: Client | None = None
         """The session; None while there is none and commands have to wait."""
-        self._inbox: deque[tuple[Reader, Pending]] = deque()
+        self._inbox: deque[tuple[Reader, Pending, Sequence[EnvCommand]]] = deque()
+        self._late: list[int] = []
+        """Slots whose command alone was under way in a message that had no answer in time."""
+        self._one_by_one = False
+        """True to send each command alone, so that it is known which has no answer."""
         self._trouble = threading.Event()
         self._trouble_text = ""
         self._closing = threading.Event()
@@ -142,22 +150,23 @@ class Link:
             return None
         body = [[into - self.first_slot], ["copy"], [slot - self.first_slot]]
         try:
-            rows = read_reply(client.call("run", body, timeout_s=self._limit_s("reset")), 1)
-            row = read_row(rows[0]) if self.traits["kind"] == "agent" else rows[0]
+            row = read_reply(client.call("run", body, timeout_s=self._limit_s(1, 0)), 1)[0]
         except LongstepError:
             return None
-        if row.error is not None:
+        result, _ = self._result_of(row, EnvCommand(slot=into, command_id=next_command_id()))
+        if result.error is not None:
             return None
         with self._lock:
             if self._client is not client:  # the copy went down with its worker
                 return None
             target.follow(source)
-        return _result(into, next_command_id(), row)
+        return result
 
     def begin_close(self) -> None:
         """Begin to end the session and the worker."""
         self._closing.set()
         self._trouble.set()
+        self.place.begin_close()
 
     def close(self) -> None:
         """Wait for the end."""
@@ -167,19 +176,20 @@ class Link:
 
     def _submit(self, client: Client, commands: Sequence[EnvCommand]) -> None:
         """Send commands in one message, or each in its own when their environments block."""
-        if self.traits["blocking"] and len(commands) > 1:
+        if (self.traits["blocking"] or self._one_by_one) and len(commands) > 1:
             for command in commands:
                 self._submit(client, [command])
             return
         slots = [command.slot - self.first_slot for command in commands]
-        operations, arguments = [], []
-        for command in commands:
-            operations.append("reset" if command.task else "step")
-            arguments.append(reset_argument(command.task) if command.task else command.action)
-        limit_s = sum(self._limit_s(operation) for operation in operations)
+        operations = ["reset" if command.task else "step" for command in commands]
+        arguments = [
+            reset_argument(command.task) if command.task else command.action for command in commands
+        ]
+        num_resets = operations.count("reset")
+        limit_s = self._limit_s(num_resets, len(commands) - num_resets)
         body, read = [slots, operations, arguments], functools.partial(self._results, commands)
         try:
-            self._request(client, body, limit_s, read)
+            self._request(client, body, limit_s, read, commands)
         except UnsupportedTypeError as error:
             if len(commands) == 1:
                 self._finish(commands[0], failed_row(f"UnsupportedTypeError: {error}"))
@@ -188,20 +198,31 @@ class Link:
             for command in commands:
                 self._submit(client, [command])
 
-    def _limit_s(self, operation: str) -> float:
-        return self.traits["step_timeout_s" if operation == "step" else "reset_timeout_s"]
+    def _limit_s(self, num_resets: int, num_steps: int) -> float:
+        """How long these may take together."""
+        traits = self.traits
+        return num_resets * traits["reset_timeout_s"] + num_steps * traits["step_timeout_s"]
 
-    def _request(self, client: Client, body: list[Any], limit_s: float, read: Reader) -> None:
+    def _request(
+        self,
+        client: Client,
+        body: list[Any],
+        limit_s: float,
+        read: Reader,
+        commands: Sequence[EnvCommand] = (),
+    ) -> Pending | None:
+        """Send a message; None when the session is lost, which has been reported then."""
         timeout_s = limit_s + (_MARGIN_S if self.traits["has_board"] else 1.0)
 
         def arrived(pending: Pending) -> None:
-            self._inbox.append((read, pending))
+            self._inbox.append((read, pending, commands))
             self._wake()
 
         try:
-            client.submit("run", body, timeout_s=timeout_s, on_done=arrived)
+            return client.submit("run", body, timeout_s=timeout_s, on_done=arrived)
         except (SessionLostError, DeadlineError) as error:
             self._report(str(error))
+            return None
 
     def _report(self, trouble: str) -> None:
         self._trouble_text = self._trouble_text or trouble
@@ -209,13 +230,16 @@ class Link:
 
     # ---- answers, read with the lock held ----
 
-    def _read(self, read: Reader, pending: Pending) -> None:
+    def _read(self, read: Reader, pending: Pending, commands: Sequence[EnvCommand]) -> None:
         try:
             read(pending.result())
         except (SessionLostError, DeadlineError) as error:
-            self._report(
-                str(error)
-            )  # what it asked for is still under way; the next worker gets it
+            # what it asked for is still under way, and the next worker gets it
+            if isinstance(error, DeadlineError):
+                if len(commands) == 1:
+                    self._late.append(commands[0].slot - self.first_slot)
+                self._one_by_one |= len(commands) > 1
+            self._report(str(error))
         except LongstepError as error:
             read(error)
 
@@ -225,32 +249,55 @@ class Link:
                 raise value
             rows = read_reply(value, len(commands))
         except LongstepError as error:
-            rows = [failed_row(f"{type(error).__name__}: {error}")] * len(commands)
+            failed: tuple[Any, ...] = failed_row(f"{type(error).__name__}: {error}")
+            rows = [failed] * len(commands)
         for command, row in zip(commands, rows, strict=True):
             self._finish(command, row)
 
-    def _finish(self, command: EnvCommand, row: Row) -> None:
+    def _finish(self, command: EnvCommand, row: tuple[Any, ...]) -> None:
         log = self.logs[command.slot - self.first_slot]
         if log.pending is not command:
             return
-        kind, key = self.traits["kind"], None
-        if row.error is None and log.lost is not None and command.task is None:
-            row = failed_row(log.lost)
-        if row.error is None:
+        result, key = self._result_of(row, command, log.lost if command.task is None else None)
+        self.arrived[command.slot] = result
+        log.finish(
+            command, key, ok=result.error is None, over=result.terminated or result.truncated
+        )
+
+    def _result_of(
+        self, row: tuple[Any, ...], command: EnvCommand, lost: str | None = None
+    ) -> tuple[EnvResult, Any]:
+        """The result that a row tells, and the key of the state it shows; `lost` is an error that comes first."""
+        observation, reward, terminated, truncated, info, error, seconds = row
+        error, key = error or lost, None
+        if error is None:
             try:
-                row = read_row(row) if kind == "agent" else row
-                key = key_of(row.observation, row.info, kind)
-            except ProtocolError as error:
-                row = failed_row(f"ProtocolError: {error}")
-        self._arrived[command.slot] = _result(command.slot, command.command_id, row)
-        log.finish(command, row, key)
+                if self._is_agent:
+                    observation, info = read_agent(observation, info)
+                key = key_of(observation, info, is_agent=self._is_agent)
+            except ProtocolError as wrong:
+                error = f"ProtocolError: {wrong}"
+        if error is not None:
+            observation, reward, terminated, truncated, info = "", 0.0, False, False, {}
+        result = EnvResult(
+            slot=command.slot,
+            command_id=command.command_id,
+            observation=observation,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            info=info,
+            error=error,
+            seconds=seconds,
+        )
+        return result, key
 
     def _check_replay(self, log: SlotLog, keys: list[Any], first: int, value: Any) -> None:
         try:
             if isinstance(value, LongstepError):
                 raise value
-            row = read_reply(value, 1)[0]
-            why = row.error or mismatch(row.observation, keys, self.traits["kind"], first)
+            told, *_, error, _ = read_reply(value, 1)[0]
+            why = error or mismatch(told, keys, first, is_agent=self._is_agent)
         except LongstepError as error:
             why = str(error)
         if why is not None and log.lost is None:
@@ -293,6 +340,7 @@ class Link:
         }
         try:
             self.traits = self._opened(client, order)
+            self._is_agent = self.traits["kind"] == "agent"
         except BaseException:
             client.close()
             raise
@@ -360,8 +408,10 @@ class Link:
 
     def _blame(self) -> None:
         """Give up what took too many workers down."""
+        late = [(slot, "its step or reset had no answer in time") for slot in self._late]
+        self._late.clear()
         with self._lock:
-            for number, why in self.traits["suspects"]:
+            for number, why in [*self.traits["suspects"], *late]:
                 log = self.logs[number]
                 log.attempts += 1
                 if log.attempts <= self._settings.max_retries:
@@ -372,31 +422,29 @@ class Link:
         self._wake()
 
     def _rebuild(self, client: Client) -> None:
-        """Have the environments in an episode built again; only `send` may run beside this."""
+        """Have the environments in an episode built again; only `send` and `take` may run beside this."""
+        asked: deque[Pending] = deque()
         for slot, log in enumerate(self.logs):
             waits_for_reset = log.pending is not None and log.pending.task is not None
             if not log.in_episode or log.lost is not None or waits_for_reset:
                 continue
             first = 0
             for argument, keys in log.replays():
-                limit_s = self._limit_s("reset") + len(argument[1]) * self._limit_s("step")
+                while len(asked) >= _MAX_REPLAYS:  # never wait in `submit`: it does not see a hang
+                    if client.lost or self.place.why_down() or self._closing.is_set():
+                        return
+                    time.sleep(_LOOK_S)
+                    while asked and asked[0].is_done:
+                        asked.popleft()
+                limit_s = self._limit_s(1, len(argument[1]))
                 read = functools.partial(self._check_replay, log, keys, first)
-                self._request(client, [[slot], ["replay"], [argument]], limit_s, read)
+                try:
+                    pending = self._request(client, [[slot], ["replay"], [argument]], limit_s, read)
+                except UnsupportedTypeError as error:
+                    log.lost = f"UnsupportedTypeError: its actions cannot be sent again: {error}"
+                    break
+                asked.extend([pending] if pending else [])
                 first += len(keys)
-
-
-def _result(slot: int, command_id: int, row: Row) -> EnvResult:
-    return EnvResult(
-        slot=slot,
-        command_id=command_id,
-        observation="" if row.error is not None else row.observation,
-        reward=row.reward,
-        terminated=row.terminated,
-        truncated=row.truncated,
-        info=row.info,
-        error=row.error,
-        seconds=row.seconds,
-    )
 
 
 def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:

@@ -34,8 +34,8 @@ __all__ = [
     "agent_row",
     "encode_rows",
     "failed_row",
+    "read_agent",
     "read_reply",
-    "read_row",
 ]
 
 SERVICE, VERSION = "longstep.env", 1
@@ -92,26 +92,26 @@ def _sendable(row: Row) -> Row:
     return row
 
 
-def agent_row(row: Row) -> Row:
-    """The row of an agent environment as it travels."""
-    info = dict(row.info)
-    prompt = info["prompt"]
-    observed = info.get("observation")
+def agent_row(given: tuple[Any, float, bool, bool, dict[str, Any]], seconds: float) -> Row:
+    """The row of what an agent environment gave (observation, reward, terminated, truncated, info), as it travels."""
+    text, reward, terminated, truncated, info = given
+    info = dict(info)
+    prompt, observed = info["prompt"], info.get("observation")
     spoken = [part for message in prompt.messages for part in (message.role, message.content)]
     images = [None if image is observed else image for image in prompt.images]
     cuts = [part for cut in prompt.dropped for part in (cut.part, cut.how, cut.num_characters)]
     info["prompt"] = [spoken, images, prompt.num_tokens, cuts]
     if type(info.get("allowed_completions")) is tuple:
         info["allowed_completions"] = list(info["allowed_completions"])
-    observation = None if row.observation == prompt.text else row.observation
-    return row._replace(observation=observation, info=info)
+    told = None if text == prompt.text else text
+    return Row(told, reward, terminated, truncated, info, None, seconds)
 
 
 # ---- client ----
 
 
-def read_reply(reply: Any, num_rows: int) -> list[Row]:
-    """The checked rows of a reply.
+def read_reply(reply: Any, num_rows: int) -> list[tuple[Any, ...]]:
+    """The rows of a reply, each as a Row has it, checked.
 
     Raises:
         ProtocolError: It is not a reply to `num_rows` commands.
@@ -124,7 +124,7 @@ def read_reply(reply: Any, num_rows: int) -> list[Row]:
     for name, column, kinds in zip(Row._fields[1:], columns[1:], _KINDS, strict=True):
         if not set(map(type, column)) <= kinds:
             raise ProtocolError(f"expected another type in the column `{name}` of a reply")
-    return list(map(Row._make, zip(*columns, strict=True)))
+    return list(zip(*columns, strict=True))
 
 
 _KINDS: tuple[set[type], ...] = (
@@ -137,31 +137,27 @@ _KINDS: tuple[set[type], ...] = (
 )
 
 
-def read_row(row: Row) -> Row:
-    """An agent's row as the environment gave it.
+def read_agent(text: Any, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Observation and info of an agent environment as it gave them.
 
     Raises:
         ProtocolError: The prompt is not one.
     """
-    if row.error is not None:
-        return row
-    info = row.info
     try:
         spoken, images, num_tokens, cuts = info["prompt"]
         observed: Any = info.get("observation")
-        prompt = Prompt(
+        info["prompt"] = prompt = Prompt(
             messages=tuple(map(_message, spoken[::2], spoken[1::2])),
             images=tuple(observed if image is None else image for image in images),
             num_tokens=num_tokens,
             dropped=tuple(map(_cut, cuts[::3], cuts[1::3], cuts[2::3])),
         )
-        text = prompt.text if row.observation is None else row.observation
+        text = prompt.text if text is None else text
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("expected a prompt in the info of an agent environment") from None
-    info["prompt"] = prompt
     if type(info.get("allowed_completions")) is list:
         info["allowed_completions"] = tuple(info["allowed_completions"])
-    return row._replace(observation=text)
+    return text, info
 
 
 def _message(role: str, content: str) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 from longstep_bindings.envs.process import WorkerProcess, WorkerSettings
@@ -45,6 +46,7 @@ class LocalPlace:
         self.address = address
         """Where the next worker serves."""
         self._settings = settings
+        self._closing = threading.Event()
         self._worker: WorkerProcess | None = None
         self._suspects: list[Suspect] = []
 
@@ -55,7 +57,12 @@ class LocalPlace:
 
     def open(self) -> str:
         """Start a worker."""
-        self._worker = WorkerProcess(self._settings, address=self.address, suspects=self._suspects)
+        self._worker = WorkerProcess(
+            self._settings,
+            address=self.address,
+            suspects=self._suspects,
+            closing=self._closing,
+        )
         self._suspects = []
         return self._worker.address
 
@@ -71,9 +78,11 @@ class LocalPlace:
             self._worker = None
 
     def begin_close(self) -> None:
-        """Ask it to end."""
-        if self._worker is not None:
-            self._worker.terminate()
+        """Ask it to end; one that is being started is given up."""
+        self._closing.set()
+        worker = self._worker
+        if worker is not None:
+            worker.terminate()
 
     def close(self) -> None:
         """Wait for its end, or kill it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from longstep_bindings.envs.worker import main
 main()
 """
 _STANDALONE = Path(__file__).parent / "standalone.py"
+_LOOK_S = 0.1
 _LATE_S = 0.25
 """How long after a deadline an environment is left alone: it may just be done."""
 _SILENT_S = 10.0
@@ -91,11 +93,13 @@ class WorkerProcess:
         *,
         address: str | None = None,
         suspects: Sequence[Suspect] = (),
+        closing: threading.Event | None = None,
     ) -> None:
         """Args:
         settings: What to serve and how.
         address: Where; None is a private ipc address.
         suspects: What this worker's predecessor was executing when it went down.
+        closing: Once set, a start that is not done is given up.
 
         Raises:
             EnvError: It ended at once.
@@ -135,7 +139,7 @@ class WorkerProcess:
             os.close(board_fd)
             os.close(ready_fd)
         try:
-            self.address = self._await_address(ready)
+            self.address = self._await_address(ready, closing or threading.Event())
             """Where it can be reached."""
         except BaseException:
             self._child.end()
@@ -144,7 +148,7 @@ class WorkerProcess:
         finally:
             os.close(ready)
 
-    def _await_address(self, ready: int) -> str:
+    def _await_address(self, ready: int, closing: threading.Event) -> str:
         end_at, data = time.monotonic() + self._settings.start_timeout_s, b""
         while True:
             left_s = end_at - time.monotonic()
@@ -153,7 +157,9 @@ class WorkerProcess:
                     f"expected a worker to be ready within {self._settings.start_timeout_s:g} s; "
                     "raise `start_timeout_s` if its imports take longer"
                 )
-            if not select.select([ready], [], [], left_s)[0]:
+            if closing.is_set():
+                raise EnvError("a worker was closed before it was ready")
+            if not select.select([ready], [], [], min(left_s, _LOOK_S))[0]:
                 continue
             part = os.read(ready, 65536)
             if not part:

@@ -15,7 +15,6 @@ from longstep.commands import EnvCommand
 from longstep.errors import UnsupportedTypeError
 from longstep.state_key import state_key
 from longstep.types import Task
-from longstep_bindings.envs.messages import Row
 
 __all__ = ["SlotLog", "key_of"]
 
@@ -52,24 +51,28 @@ class SlotLog:
         self.lost: str | None = None
         """Why the environment could not be built again; told at the next step."""
 
-    def finish(self, command: EnvCommand, row: Row, key: Any) -> bool:
-        """Take the answer to `command`; False when it is not awaited. Safe to repeat when it was interrupted."""
-        if self.pending is not command:
-            return False
+    def finish(self, command: EnvCommand, key: Any, *, ok: bool, over: bool) -> None:
+        """Take the answer to the pending command. Safe to repeat when it was interrupted.
+
+        Args:
+            command: The pending one.
+            key: Of the state that it led to.
+            ok: False when it failed.
+            over: True when the episode ended.
+        """
         num_steps = 0
-        if row.error is not None:
+        if not ok:
             self.task, self.actions, self.keys = None, [], []
         elif command.task is not None:
             self.task, self.actions, self.keys = command.task, [], [key]
         else:
             num_steps = self.num_steps + 1
-            del self.actions[num_steps - 1 :], self.keys[num_steps:]
+            if len(self.actions) >= num_steps:  # a first try was interrupted
+                del self.actions[num_steps - 1 :], self.keys[num_steps:]
             self.actions.append(command.action)
             self.keys.append(key)
-        over = row.error is not None or row.terminated or row.truncated
-        self.attempts, self.lost, self.in_episode = 0, None, not over
+        self.attempts, self.lost, self.in_episode = 0, None, ok and not over
         self.num_steps, self.pending = num_steps, None
-        return True
 
     def follow(self, other: SlotLog) -> None:
         """Remember the same episode as another slot."""
@@ -92,9 +95,9 @@ def reset_argument(task: Task) -> list[Any]:
     return [task.seed, None if task.options is None else dict(task.options)]
 
 
-def key_of(observation: Any, info: dict[str, Any], kind: str) -> Any:
+def key_of(observation: Any, info: dict[str, Any], *, is_agent: bool) -> Any:
     """What is compared when a state is reached again; None where nothing can be."""
-    if kind == "agent":
+    if is_agent:
         return info.get("state_key")
     if isinstance(observation, str):
         return observation
@@ -104,12 +107,12 @@ def key_of(observation: Any, info: dict[str, Any], kind: str) -> Any:
         return None
 
 
-def mismatch(told: Any, keys: list[Any], kind: str, first: int) -> str | None:
+def mismatch(told: Any, keys: list[Any], first: int, *, is_agent: bool) -> str | None:
     """What differs between a replay's answer and the log, or None."""
     if type(told) is not list or len(told) != len(keys):
         return "the worker did not replay every step"
     for index, (given, key) in enumerate(zip(told, keys, strict=True)):
-        again = given if kind == "agent" else key_of(given, {}, kind)
+        again = given if is_agent else key_of(given, {}, is_agent=False)
         if again != key:
             return (
                 f"the state after {first + index} steps differs from the one before the restart; the environment "

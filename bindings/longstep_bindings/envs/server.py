@@ -181,10 +181,10 @@ class EnvServer:
         """End the workers and everything they started. Idempotent."""
         atexit.unregister(self.close)
         self._stopping.set()
-        with suppress(RuntimeError):  # it was never started
-            self._thread.join()
         for place in self._places:
             place.begin_close()
+        with suppress(RuntimeError):  # it was never started
+            self._thread.join()
         for place in self._places:
             place.close()
         if self._folder is not None:

@@ -22,6 +22,8 @@ __all__ = ["Slot", "can_copy", "make_env"]
 _SHARED = frozenset(("env", "prompt", "parser", "state_key", "observation_text", "_spec"))
 """Attributes of an LLMAgentEnv that are settings, equal in all environments of one spec."""
 
+Given = tuple[Any, float, bool, bool, dict[str, Any]]
+"""What an environment gave: observation, reward, terminated, truncated, info."""
 Guard = Callable[[int, float], None]
 """Told of a slot and the seconds it may take, before each step and reset."""
 
@@ -93,8 +95,9 @@ class Slot:
         self.env: gymnasium.Env[Any, Any] | None = None
         self._spec, self._guard = spec, guard
         self._step_timeout_s, self._reset_timeout_s = step_timeout_s, reset_timeout_s
-        self._last: Row | None = None
-        self._operations: Mapping[str, Callable[[Any], Row]] = {
+        self._is_agent = False
+        self._last: Given | None = None
+        self._operations: Mapping[str, Callable[[Any], Given]] = {
             "step": self._step,
             "reset": self._reset,
             "replay": self._replay,
@@ -105,33 +108,35 @@ class Slot:
         if self.env is None:
             self._guard(self.number, self._reset_timeout_s)
             self.env = make_env(self._spec)
+            self._is_agent = isinstance(self.env, LLMAgentEnv)
         return self.env
 
     def execute(self, operation: str, argument: Any) -> Row:
         """The row of one command; what the environment raises is its error."""
         start = time.perf_counter()
         try:
-            row = self._operations[operation](argument)
-            row = row._replace(seconds=time.perf_counter() - start)
-            if operation == "replay":
-                return row
-            self._last = row
-            return agent_row(row) if isinstance(self.env, LLMAgentEnv) else row
+            given = self._operations[operation](argument)
+            seconds = time.perf_counter() - start
+            if operation != "replay":
+                self._last = given
+                if self._is_agent:
+                    return agent_row(given, seconds)
+            return Row(*given, None, seconds)
         except Exception as failure:
-            self.discard()
-            text = f"{type(failure).__name__}: {failure}"
-            return failed_row(text, time.perf_counter() - start)
+            return self._fail(failure, start)
 
     def copy(self, source: Slot) -> Row:
         """Stand where `source` stands, by its snapshot; the row is the last that it gave."""
         start = time.perf_counter()
         try:
-            row = self._copy(source)
+            self._last = given = self._copy(source)
+            return agent_row(given, 0.0) if self._is_agent else Row(*given, None, 0.0)
         except Exception as failure:
-            self.discard()
-            text = f"{type(failure).__name__}: {failure}"
-            return failed_row(text, time.perf_counter() - start)
-        return agent_row(row) if isinstance(self.env, LLMAgentEnv) else row
+            return self._fail(failure, start)
+
+    def _fail(self, failure: Exception, start: float) -> Row:
+        self.discard()
+        return failed_row(f"{type(failure).__name__}: {failure}", time.perf_counter() - start)
 
     def discard(self) -> None:
         """Close the environment; a broken one may fail at that too, and there is nobody left to tell."""
@@ -140,35 +145,35 @@ class Slot:
             with contextlib.suppress(Exception):
                 env.close()
 
-    def _reset(self, argument: Any) -> Row:
+    def _reset(self, argument: Any) -> Given:
         seed, options = _reset_arguments(argument)
         env = self.build()
         self._guard(self.number, self._reset_timeout_s)
         observation, info = env.reset(seed=seed, options=options)
-        return Row(observation, 0.0, False, False, dict(info), None, 0.0)
+        return observation, 0.0, False, False, dict(info)
 
-    def _step(self, action: Any) -> Row:
+    def _step(self, action: Any) -> Given:
         env = self.env
         if env is None:
             raise EnvError("the environment of this slot was lost; reset it")
         self._guard(self.number, self._step_timeout_s)
         observation, reward, terminated, truncated, info = env.step(action)
-        return Row(observation, float(reward), bool(terminated), bool(truncated), info, None, 0.0)
+        return observation, float(reward), bool(terminated), bool(truncated), info
 
-    def _replay(self, argument: Any) -> Row:
+    def _replay(self, argument: Any) -> Given:
         if type(argument) is not list or len(argument) != 2 or type(argument[1]) is not list:
             raise DataError("expected [start, actions] as argument of `replay`")
         start, actions = argument
         told = [] if start is None else [self._key_of(self._reset(start))]
         for action in actions:
             told.append(self._key_of(self._step(action)))
-        return Row(told, 0.0, False, False, {}, None, 0.0)
+        return told, 0.0, False, False, {}
 
-    def _key_of(self, row: Row) -> Any:
-        self._last = row
-        return row.info["state_key"] if isinstance(self.env, LLMAgentEnv) else row.observation
+    def _key_of(self, given: Given) -> Any:
+        self._last = given
+        return given[4]["state_key"] if self._is_agent else given[0]
 
-    def _copy(self, source: Slot) -> Row:
+    def _copy(self, source: Slot) -> Given:
         theirs, ours = source.env, self.build()
         if theirs is None or source._last is None or not can_copy(theirs):
             raise EnvError(f"expected an environment with a snapshot in slot {source.number}")
@@ -181,8 +186,7 @@ class Slot:
             ours.parser, ours.prompt = theirs.parser, theirs.prompt
         else:
             _restore(ours, theirs)
-        self._last = copy.deepcopy(source._last)
-        return self._last
+        return copy.deepcopy(source._last)
 
 
 def _restore(ours: Any, theirs: Any) -> None:
