@@ -36,6 +36,7 @@ _WATCH_S = 0.05
 class EnvServer:
     """Serves environments until it is closed.
 
+    >>> from longstep_bindings.envs import RemoteVectorEnv
     >>> with EnvServer("longstep/KeyDoor-v0") as server:
     ...     with RemoteVectorEnv.connect(server.addresses, num_envs=4) as envs:
     ...         envs.num_envs
