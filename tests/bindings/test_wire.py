@@ -311,3 +311,18 @@ def test_limits_of_the_receiver_are_kept():
         with pytest.raises(ProtocolError, match="at most"):
             decode(frames, limits)
     assert len(decode(frames, DEFAULT_LIMITS)) == 2
+
+
+@given(st.binary(max_size=300), values, st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_what_is_allocated_is_bounded_by_what_was_received(noise, value, seed):
+    body, *raw = map(bytes, encode(value))
+    cut = seed % (len(body) + 1)
+    received = [body[:cut] + noise, *raw]
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ProtocolError):
+            decode(received)
+        assert tracemalloc.get_traced_memory()[1] < 100_000 + 250 * sum(map(len, received))
+    finally:
+        tracemalloc.stop()
