@@ -81,7 +81,10 @@ def try_client(address):
         except Exception as error:
             told = type(error).__name__
         took = time.monotonic() - began
-        found["D2"] = (took > 2.0, f"no deadline can be set; a step that hangs for 6 s: {told} after {took:.1f} s")
+        found["D2"] = (
+            took > 2.0,
+            f"no deadline can be set; a step that hangs for 6 s: {told} after {took:.1f} s",
+        )
     return found
 
 

@@ -133,6 +133,7 @@ def _embedded(config: RunConfig) -> tuple[Any, Any]:
     finally:
         env.close()
     size = config.model.embedded
+    model: Any
     model, tokenizer = build_embedded(
         corpus.texts,
         actions=corpus.actions,

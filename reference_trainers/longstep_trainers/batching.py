@@ -116,7 +116,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
             for name, value in ((name, getattr(self, name)) for name in self.__slots__)
         }

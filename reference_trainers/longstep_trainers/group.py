@@ -343,7 +343,7 @@ def _loss(
 
 
 def _token_logprobs(
-    model: nn.Module, microbatch: MicroBatch, temperature: float
+    model: Any, microbatch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each loss token; the output layer runs nowhere else."""
     causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -364,7 +364,7 @@ def _token_logprobs(
     )
 
 
-def _adapter_off(model: nn.Module) -> Any:
+def _adapter_off(model: Any) -> Any:
     """A context in which a LoRA model is the model it started from."""
     if not hasattr(model, "disable_adapter"):
         raise ConfigError(

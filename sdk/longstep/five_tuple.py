@@ -73,8 +73,8 @@ def read_success(info: Mapping[str, Any]) -> bool | None:
         if value is None:
             continue
         kinds: Any = (bool, int, float, np.bool_, np.number, np.ndarray)
-        if isinstance(value, kinds) and np.ndim(cast(Any, value)) == 0:
-            return bool(cast(Any, value))
+        if isinstance(value, kinds) and np.ndim(value) == 0:
+            return bool(value)
         raise EnvError(
             f"expected a bool as info[{key!r}] from the environment, got {value!r:.100}; return True or False"
         )

