@@ -45,8 +45,8 @@ def corridor(package, length, *log):
     try:
         yield process, process.stdout.readline().strip()
     finally:
-        process.kill()
-        process.communicate()
+        process.terminate()  # so that it removes its socket
+        process.communicate(timeout=30.0)
 
 
 def test_the_lock_file_names_no_host_and_no_folder():

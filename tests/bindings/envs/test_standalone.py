@@ -59,8 +59,8 @@ class Serving:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
+        self.process.terminate()  # so that it removes its socket
+        self.process.communicate(timeout=60.0)
 
 
 def client_of(serving, **changes):
