@@ -4,6 +4,7 @@
     +-- ConfigError (ValueError)             a setting or an argument is wrong
     |   +-- PromptBudgetError            what may not be dropped from a prompt is longer than its budget
     +-- DataError (ValueError)               data handed in is malformed: lengths, ids, NaN
+    +-- WeightsError (ValueError)            weights do not fit the model, or did not arrive whole
     +-- UnsupportedTypeError (TypeError)     a value of a type that has no meaning here
     +-- RegistryError (LookupError)          an id that is not registered, or registered twice
     +-- EnvError (RuntimeError)              an environment broke its contract
@@ -38,6 +39,7 @@ __all__ = [
     "RegistryError",
     "SessionLostError",
     "UnsupportedTypeError",
+    "WeightsError",
     "did_you_mean",
     "require",
 ]
@@ -57,6 +59,10 @@ class PromptBudgetError(ConfigError):
 
 class DataError(LongstepError, ValueError):
     """Data that was handed in is malformed."""
+
+
+class WeightsError(LongstepError, ValueError):
+    """New weights do not fit the model that they are for, or did not arrive as they were sent."""
 
 
 class UnsupportedTypeError(LongstepError, TypeError):

@@ -213,6 +213,8 @@ class Completion:
     """[C] arrays: the ids that were allowed at each sampled position; None without a constraint."""
     error: str | None = None
     """What went wrong; None unless `finish_reason` is `error`."""
+    resubmitted: int = 0
+    """Times that the request was handed over again because what was to answer it had died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
