@@ -88,6 +88,15 @@ class ServedEngine(Protocol):
         """What this engine is."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine answers nothing any more, as when its own process died; None while all is well.
+
+        Set before the requests that it owed are answered with `FinishReason.ERROR`. An actor ends then, without passing
+        these on, and its pool has them answered elsewhere.
+        """
+        ...
+
     def start(self, request: GenerationRequest, on_done: Callable[[Completion], None]) -> None:
         """Take a request and return at once; never raises for what the request holds.
 
