@@ -1,4 +1,4 @@
-"""The rollout loop: one `Collection` plays one list of tasks and is then used up.
+"""The rollout loop: one `Collection` plays one list of tasks and is then used up; `longstep.streaming` plays on and on.
 
 A *member* waits in the queue, is reset in a slot, then goes round between policy and environment until it stops. The
 loop never waits for a member in particular: it takes all environment results there are, hands all new prompts to the
@@ -88,6 +88,7 @@ class Collection:
         self._requests: list[tuple[Member, GenerationRequest]] = []  # not submitted yet
         self._commands: list[EnvCommand] = []  # not sent yet
         self._finished: list[tuple[int, int, int, Trajectory]] = []
+        self._idle_s = _IDLE_S
         self._has_steps = False
         self._heard = 0.0  # when the policy last gave something, or was first asked
 
@@ -107,8 +108,9 @@ class Collection:
 
     def _step_environments(self) -> None:
         """Send what is to be sent and take results until none is ready; wait only if the policy owes nothing."""
-        timeout_s = 0.0 if self._asked or self._requests else _IDLE_S
+        timeout_s = 0.0 if self._asked or self._requests else self._idle_s
         while True:
+            self._refill()
             while self._free and self._queue:
                 self._reset(self._queue.popleft(), self._free.pop())
             if self._commands:
@@ -121,6 +123,9 @@ class Collection:
             for result in results:
                 self._take_result(result)
             timeout_s = 0.0
+
+    def _refill(self) -> None:
+        """Queue more members for free slots; here all of them are queued from the beginning."""
 
     def _send(self) -> None:
         commands, self._commands = self._commands, []
@@ -266,7 +271,7 @@ class Collection:
         if not self._asked:
             return
         try:
-            completions = self._policy.poll(_BOTH_S if self._in_flight else _IDLE_S)
+            completions = self._policy.poll(_BOTH_S if self._in_flight else self._idle_s)
         except Exception as failure:
             if isinstance(failure, ConfigError) and not self._has_steps:
                 raise  # a wrong call, and nothing would be lost
@@ -355,15 +360,20 @@ class Collection:
             success=member.success,
             error=error,
         )
-        self._finished.append((group, index, attempt, trajectory))
         del self._live[member.slot]
         self._free.append(member.slot)
         again = settings.failed_groups == "reroll" and attempt < settings.max_rerolls
-        if reason.is_failure and again:
+        again = again and reason.is_failure
+        if again:
             name = trajectory_id_of(
                 settings.seed, self._iteration, member.task, group, index, attempt + 1
             )
             self._queue.appendleft(Member(member.task, group, index, attempt + 1, name))
+        self._keep((group, index, attempt, trajectory), is_last=not again)
+
+    def _keep(self, finished: tuple[int, int, int, Trajectory], *, is_last: bool) -> None:
+        """Store a trajectory with its place; `is_last` unless the member is played again."""
+        self._finished.append(finished)
 
     def _abandon(self) -> None:
         """Withdraw requests and let environments answer, so that both can be used again.

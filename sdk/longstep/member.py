@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from longstep.arguments import check_count
 from longstep.commands import EnvResult
 from longstep.errors import ConfigError
 from longstep.types import Completion, Prompt, StepRecord, Task
@@ -14,6 +15,7 @@ from longstep.types import Completion, Prompt, StepRecord, Task
 __all__ = [
     "Member",
     "allowed_completions",
+    "checked_task",
     "fault_of_completion",
     "fault_of_result",
     "trajectory_id_of",
@@ -83,6 +85,20 @@ def trajectory_id_of(
     digest = xxh3_64_intdigest("|".join(map(str, parts)).encode("utf-8", "surrogatepass"))
     again = f"r{attempt}" if attempt else ""
     return f"i{iteration}g{group}m{member}{again}-{digest:016x}"
+
+
+def checked_task(task: Any, place: str) -> Task:
+    """The task itself.
+
+    Raises:
+        ConfigError: It is none; the message names `place`.
+    """
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"expected a Task, got {task!r:.100} at `{place}`; write Task(env_id=..., seed=...)"
+        )
+    check_count(f"{place}.seed", task.seed, 0)
+    return task
 
 
 def fault_of_result(result: EnvResult, *, is_step: bool) -> str | None:

@@ -21,7 +21,7 @@ __all__ = ["RolloutBatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """The trajectories of one `Rollout.collect`, ordered by group, member and attempt.
+    """The trajectories of one `Rollout.collect`, ordered by group, member and attempt, or of groups of a stream.
 
     >>> RolloutBatch(trajectories=()).summary()["success_rate"]
     0.0

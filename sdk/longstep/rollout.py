@@ -3,7 +3,7 @@
 `Rollout.collect` plays every task `group_size` times. Nothing waits for a step of another trajectory: whatever is ready
 moves, a finished environment is neither stepped nor generated for, and a freed slot at once starts the next pending
 member. Everything that is ready is gathered before the policy is asked, so an in-process engine sees large batches. The
-loop itself is in `longstep.collection`.
+loop itself is in `longstep.collection`. `Rollout.stream` plays on and on, and gives episode groups as they end.
 
 Same seeds and same policy outputs give the same batch whatever the number of environments and the order of arrival: the
 id and the seed of a request depend on the rollout's seed, the iteration, the task, the group, the member, the attempt
@@ -27,15 +27,17 @@ from longstep.arguments import (
 )
 from longstep.collection import Collection
 from longstep.errors import ConfigError
+from longstep.member import checked_task
 from longstep.policy import Policy
 from longstep.recording import RolloutBatch
+from longstep.streaming import EpisodeGroup, RolloutStream
 from longstep.types import StepRecord, Task
 from longstep.vector import GroupVectorEnv, VectorEnv
 
 if TYPE_CHECKING:
     from longstep.env import LLMAgentEnv
 
-__all__ = ["Rollout", "RolloutSettings"]
+__all__ = ["EpisodeGroup", "Rollout", "RolloutSettings", "RolloutStream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +203,57 @@ class Rollout:
                 the environments refuse a setting.
             KeyboardInterrupt: Passed on; the environments can be used afterwards.
         """
-        current = self._iteration if iteration is None else iteration
-        check_count("iteration", current, 0)
         tasks = _listed(tasks)
-        self._iteration = current + 1
+        current = self._next_iteration(iteration)
         collection = Collection(
             self.envs, self.policy, self.settings, tasks, current, self._stale, self._on_step
         )
         return RolloutBatch(trajectories=collection.run())
+
+    def stream(
+        self,
+        tasks: Iterable[Task],
+        *,
+        capacity: Callable[[], int] | None = None,
+        iteration: int | None = None,
+    ) -> RolloutStream:
+        """Play tasks one after another, without a barrier: episode groups come as they end.
+
+        Ids and seeds of requests are those of `collect`, where a group's index counts on through the stream. A policy
+        whose weights change meanwhile stamps each completion with its version; see `Trajectory.oldest_version`.
+
+        Args:
+            tasks: One episode group each; may be without end. The next one is taken when a slot is free.
+            capacity: Most groups that may have started by now, counted from the stream's beginning; it is asked before a
+                group starts. None sets no bound but the slots.
+            iteration: Enters the sampling seeds, as in `collect`; the whole stream is one iteration.
+
+        Raises:
+            ConfigError: An argument is of another kind. What the environments or the policy refuse is raised by
+                `RolloutStream.poll`.
+        """
+        if not isinstance(cast(Any, tasks), Iterable):
+            raise ConfigError(f"expected tasks as `tasks`, got {tasks!r:.100}; put one into a list")
+        if capacity is not None:
+            check_callable("capacity", capacity)
+        current = self._next_iteration(iteration)
+        return RolloutStream(
+            self.envs,
+            self.policy,
+            self.settings,
+            iter(tasks),
+            capacity,
+            current,
+            self._stale,
+            self._on_step,
+        )
+
+    def _next_iteration(self, given: int | None) -> int:
+        """The iteration that a call plays; counts on from it."""
+        current = self._iteration if given is None else given
+        check_count("iteration", current, 0)
+        self._iteration = current + 1
+        return current
 
     def close(self) -> None:
         """Close the environments that this rollout made. Idempotent."""
@@ -234,10 +279,4 @@ def _listed(tasks: Any) -> list[Task]:
     if not isinstance(tasks, Iterable):
         raise ConfigError(f"expected tasks as `tasks`, got {tasks!r:.100}; put one into a list")
     listed = list(cast(Iterable[Any], tasks))
-    for index, task in enumerate(listed):
-        if not isinstance(task, Task):
-            raise ConfigError(
-                f"expected a Task, got {task!r:.100} at `tasks[{index}]`; write Task(env_id=..., seed=...)"
-            )
-        check_count(f"tasks[{index}].seed", task.seed, 0)
-    return cast("list[Task]", listed)
+    return [checked_task(task, f"tasks[{index}]") for index, task in enumerate(listed)]

@@ -275,6 +275,11 @@ class Trajectory:
         return float(sum(step.raw_reward for step in self.steps))
 
     @property
+    def oldest_version(self) -> int | None:
+        """Oldest policy version that made one of its completions; None without a step."""
+        return min((step.completion.policy_version for step in self.steps), default=None)
+
+    @property
     def num_steps(self) -> int:
         """Number of steps taken."""
         return len(self.steps)
