@@ -56,7 +56,8 @@ class PromptTokenizer:
     ) -> NDArray[np.int32] | str:
         if prompt.images:
             return (
-                "expected a prompt without images, got one with images; this engine reads text only"
+                "expected a prompt without images, got one with images at an engine that reads text; give it the "
+                "model's `processor`"
             )
         ids = found.get(prompt.messages)
         return ids if ids is not None else self._cache[prompt.messages]

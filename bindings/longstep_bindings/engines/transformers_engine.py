@@ -9,7 +9,6 @@ Shape letters: B rows, T positions in the cache, L new positions, V vocabulary, 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,20 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.errors import ConfigError, DataError
-from longstep.types import Completion, FinishReason, GenerationRequest
+from longstep.types import Completion, FinishReason, GenerationRequest, Prompt
 from longstep_bindings.engines.constraint import Constraints, TrieNode
+from longstep_bindings.engines.context import Context
+from longstep_bindings.engines.image_decoding import decode_with_images
+from longstep_bindings.engines.image_prompts import ImageInputs, ImagePrompts
 from longstep_bindings.engines.known_choices import KnownChoices
 from longstep_bindings.engines.prompts import PromptTokenizer
 from longstep_bindings.engines.sampling import sample, uniform
-from longstep_bindings.engines.tree_prefill import can_prefill_tree, prefill_tree
+from longstep_bindings.engines.scoring import check_rows, score_rows
+from longstep_bindings.engines.served import ScoreRow
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["TransformersEngine"]
-
-MIN_SHARED_PREFIX = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,8 @@ class _Row:
     """Sampled tokens that the model has read."""
     finish_reason: FinishReason | None = None
     text: str | None = None
+    inputs: ImageInputs | None = None
+    """What the model reads beside the ids of a prompt with images."""
 
     @property
     def is_single_choice(self) -> bool:
@@ -93,6 +96,7 @@ class TransformersEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        processor: Any | None = None,
         device: str | None = None,
         policy_version: int = 0,
         max_batch_tokens: int = 65536,
@@ -101,6 +105,7 @@ class TransformersEngine:
         """Args:
         model: A causal language model. It is shared, not copied: training it changes what the engine samples from.
         tokenizer: Its tokenizer, with a chat template.
+        processor: Its processor (`image_prompts.load_processor`), for prompts with images; None refuses them.
         device: Where to move the model; None leaves it where it is.
         policy_version: Number of weight updates the model has seen; set the attribute after each update.
         max_batch_tokens: Most positions, padding and tokens to sample included, that are computed at once.
@@ -113,13 +118,20 @@ class TransformersEngine:
         self.policy_version = policy_version
         self._max_batch_tokens = max_batch_tokens
         self._max_length = (
-            max_length or getattr(model.config, "max_position_embeddings", None) or 1 << 62
+            max_length
+            or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            or 1 << 62
         )
         self._prompts = PromptTokenizer(tokenizer)
+        self._image_prompts = None if processor is None else ImagePrompts(processor)
         self._end_ids = _end_of_turn_ids(model, tokenizer)
         eos_id = tokenizer.eos_token_id
         self._constraints = Constraints(tokenizer, eos_id if isinstance(eos_id, int) else None)
         self._known_choices = KnownChoices(self.model)
+        pad_id = tokenizer.pad_token_id
+        self._pad_id = (
+            pad_id if isinstance(pad_id, int) else eos_id if isinstance(eos_id, int) else 0
+        )
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """One completion for each request, in the same order.
@@ -129,7 +141,7 @@ class TransformersEngine:
         """
         import torch
 
-        prompts = self._prompts.encode([request.prompt for request in requests])
+        prompts = self._encode([request.prompt for request in requests])
         rows = [self._row(request, ids) for request, ids in zip(requests, prompts, strict=True)]
         open_rows = [row for row in rows if isinstance(row, _Row) and row.finish_reason is None]
         was_training = self.model.training
@@ -138,8 +150,10 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 open_rows = self._decide_known(open_rows)
-                for batch in self._batches(open_rows):
+                for batch in self._batches([row for row in open_rows if row.inputs is None]):
                     self._decode(batch)
+                for batch in self._batches([row for row in open_rows if row.inputs is not None]):
+                    decode_with_images(self.model, batch, self._sample, pad_id=self._pad_id)
         finally:
             if was_training:
                 self.model.train()
@@ -148,16 +162,49 @@ class TransformersEngine:
             for request, row in zip(requests, rows, strict=True)
         ]
 
+    def score(self, rows: Sequence[ScoreRow]) -> list[NDArray[np.float32]]:
+        """For each row the log-probability [C] of each of its `token_ids`: temperature 1, no constraint.
+
+        Raises:
+            DataError: A row is empty or longer than the context.
+        """
+        check_rows(rows, max_length=self.max_length)
+        was_training = self.model.training
+        if was_training:
+            self.model.eval()
+        try:
+            return score_rows(self.model, rows, max_tokens=self._max_batch_tokens)
+        finally:
+            if was_training:
+                self.model.train()
+
+    @property
+    def max_length(self) -> int:
+        """Longest prompt with completion."""
+        return self._max_length
+
     def reset_cache(self) -> None:
         """Forget choices that were scored before. From here on the same calls give the same bytes as after any other reset;
         without it, what is remembered changes the batches and so the last bits of log-probabilities.
         """
         self._known_choices.clear()
 
-    def _row(self, request: GenerationRequest, prompt_ids: NDArray[np.int32] | str) -> _Row | str:
+    def _encode(self, prompts: Sequence[Prompt]) -> list[NDArray[np.int32] | ImageInputs | str]:
+        """Each prompt as the model reads it, or the text of what is wrong with it."""
+        image_prompts = self._image_prompts
+        if image_prompts is None:
+            return list(self._prompts.encode(prompts))
+        of_text = iter(self._prompts.encode([prompt for prompt in prompts if not prompt.images]))
+        return [image_prompts.encode(p) if p.images else next(of_text) for p in prompts]
+
+    def _row(
+        self, request: GenerationRequest, prompt: NDArray[np.int32] | ImageInputs | str
+    ) -> _Row | str:
         """The row of a request, or what is wrong with the request."""
-        if isinstance(prompt_ids, str):
-            return prompt_ids
+        if isinstance(prompt, str):
+            return prompt
+        inputs = prompt if isinstance(prompt, ImageInputs) else None
+        prompt_ids = prompt.prompt_ids if isinstance(prompt, ImageInputs) else prompt
         if request.max_tokens < 1 or request.temperature < 0 or not 0 < request.top_p <= 1:
             return (
                 "expected `max_tokens` >= 1, `temperature` >= 0 and 0 < `top_p` <= 1, got "
@@ -171,7 +218,9 @@ class TransformersEngine:
             )
         max_new = min(request.max_tokens, room)
         if request.allowed is None:
-            return _Row(request=request, prompt_ids=prompt_ids, max_new=max_new, node=None)
+            return _Row(
+                request=request, prompt_ids=prompt_ids, max_new=max_new, node=None, inputs=inputs
+            )
         try:
             trie = self._constraints.trie(request.allowed)
         except DataError as error:
@@ -181,7 +230,9 @@ class TransformersEngine:
                 f"expected room for the longest of `allowed`, {trie.depth} tokens, got {max_new} (`max_tokens` is "
                 f"{request.max_tokens}, the context leaves {room}); raise `max_tokens` or shorten the prompt"
             )
-        row = _Row(request=request, prompt_ids=prompt_ids, max_new=trie.depth, node=trie)
+        row = _Row(
+            request=request, prompt_ids=prompt_ids, max_new=trie.depth, node=trie, inputs=inputs
+        )
         row.take_forced()
         return row
 
@@ -207,7 +258,11 @@ class TransformersEngine:
         known: list[tuple[_Row, torch.Tensor]] = []
         unknown: list[_Row] = []
         for row in rows:
-            logits_K = self._known_choices.get(row.prompt_ids, row.request.allowed)
+            # The ids of a prompt with images do not tell the images apart.
+            has_images = row.inputs is not None
+            logits_K = (
+                None if has_images else self._known_choices.get(row.prompt_ids, row.request.allowed)
+            )
             if logits_K is None:
                 unknown.append(row)
             else:
@@ -228,7 +283,7 @@ class TransformersEngine:
         for row, context in zip(rows, index, strict=True):
             sequences[context] = np.append(row.prompt_ids, np.array(row.token_ids, dtype=np.int32))
             row.num_fed = len(row.token_ids)
-        state = _Context(self.model, keep=any(row.max_new - row.num_fed > 1 for row in rows))
+        state = Context(self.model, keep=any(row.max_new - row.num_fed > 1 for row in rows))
         logits_BV = state.prefill(sequences)[index]
         while True:
             self._sample(rows, logits_BV)
@@ -261,7 +316,7 @@ class TransformersEngine:
                 chosen, logits_BV[constrained] if free else logits_BV
             )
             for row, masked_K in zip(chosen, masked_BK, strict=True):
-                if row.node is not None and row.is_single_choice:
+                if row.node is not None and row.is_single_choice and row.inputs is None:
                     logits_K = masked_K[: len(row.node.options)]
                     self._known_choices.put(row.prompt_ids, row.request.allowed, logits_K)
             self._choose(chosen, options_BK, masked_BK)
@@ -326,95 +381,6 @@ class TransformersEngine:
             policy_version=self.policy_version,
             error=error,
         )
-
-
-class _Context:
-    """What the model has read for each row: keys and values, which of them are padding, and the next position."""
-
-    def __init__(self, model: Any, *, keep: bool) -> None:
-        """Args:
-        model: The model.
-        keep: False when nothing will follow the prefill, so that keys and values need not be stored.
-        """
-        from transformers import DynamicCache
-
-        self._model = model
-        self._keep = keep
-        self._new_cache = lambda: DynamicCache(config=model.config)
-        # transformers 5.24 renamed the argument.
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        parameters = inspect.signature(type(base).forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self._cache: Any = None
-        self._real_BT = np.ones((1, 0), dtype=bool)
-        self._next_B = np.zeros(1, dtype=np.int64)
-
-    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> torch.Tensor:
-        """Logits [B, V] after each sequence; what the sequences share at their beginning is computed once."""
-        if can_prefill_tree(self._model):
-            self._cache = self._new_cache() if self._keep else None
-            logits_BV = prefill_tree(self._model, sequences, self._cache)
-            self._next_B = np.array([len(sequence) for sequence in sequences])
-            self._real_BT = np.arange(self._next_B.max()) < self._next_B[:, None]
-            return logits_BV
-        shared = _shared_prefix(sequences)
-        if len(sequences) < 2 or shared < MIN_SHARED_PREFIX:
-            self._start(len(sequences))
-            return self.extend(sequences)
-        self._start(1)
-        keep, self._keep = self._keep, True
-        self.extend([sequences[0][:shared]])
-        self.select([0] * len(sequences))
-        self._keep = keep
-        return self.extend([sequence[shared:] for sequence in sequences])
-
-    def _start(self, num_rows: int) -> None:
-        self._real_BT = np.ones((num_rows, 0), dtype=bool)
-        self._next_B = np.zeros(num_rows, dtype=np.int64)
-
-    def select(self, rows: list[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
-        import torch
-
-        if rows == list(range(len(self._next_B))):
-            return
-        self._real_BT, self._next_B = self._real_BT[rows], self._next_B[rows]
-        self._cache.batch_select_indices(torch.tensor(rows, device=self._model.device))
-
-    def extend(self, chunks: Sequence[NDArray[np.int32]]) -> torch.Tensor:
-        """Read a chunk of new ids in each row; gives the logits [B, V] after its last one."""
-        import torch
-
-        lengths_B = np.array([len(chunk) for chunk in chunks])
-        longest = int(lengths_B.max())
-        real_BL = np.arange(longest) >= longest - lengths_B[:, None]
-        ids_BL = np.zeros((len(chunks), longest), dtype=np.int64)
-        ids_BL[real_BL] = np.concatenate(chunks)
-        positions_BL = self._next_B[:, None] + real_BL.cumsum(-1) - 1
-        self._real_BT = np.concatenate([self._real_BT, real_BL], axis=1)
-        self._next_B = self._next_B + lengths_B
-        if self._cache is None and self._keep:
-            self._cache = self._new_cache()
-        device = self._model.device
-        output = self._model(
-            input_ids=torch.from_numpy(ids_BL).to(device),
-            attention_mask=None
-            if self._real_BT.all()
-            else torch.from_numpy(self._real_BT).to(device),
-            position_ids=torch.from_numpy(positions_BL.clip(min=0)).to(device),
-            use_cache=self._cache is not None,
-            logits_to_keep=1,
-            **{self._cache_name: self._cache},
-        )
-        return output.logits[:, -1]
-
-
-def _shared_prefix(sequences: Sequence[NDArray[np.int32]]) -> int:
-    """How many ids all sequences begin with, at least one being left over in each."""
-    shortest = min(len(sequence) for sequence in sequences) - 1
-    heads = np.stack([sequence[:shortest] for sequence in sequences])
-    differs = (heads != heads[0]).any(axis=0)
-    return int(differs.argmax()) if differs.any() else shortest
 
 
 def _settings(
