@@ -14,7 +14,6 @@ import heapq
 import itertools
 import os
 import queue
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -39,7 +38,7 @@ from longstep_bindings.limits import Limits
 from longstep_bindings.sessions import Book
 from longstep_bindings.terms import Terms
 from longstep_bindings.transport import has_message, receive, send, wait
-from longstep_bindings.waker import Waker
+from longstep_bindings.waker import Flag, Waker
 from longstep_bindings.wire import encode
 
 __all__ = ["Hub", "Job"]
@@ -99,7 +98,7 @@ class Hub:
 
     # ---- the loop ----
 
-    def run(self, stopping: threading.Event) -> None:
+    def run(self, stopping: Flag) -> None:
         """Serve until `stopping` is set and the waker woken, then say goodbye to every client."""
         tick_at = time.monotonic() + _TICK_S
         while not stopping.is_set():

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+
+from longstep_bindings.waker import Waker
 
 __all__ = ["follow_parent"]
 
@@ -36,15 +39,15 @@ def follow_parent(
         before_exit: What must be done even if the orderly end hangs, such as removing a socket file.
         grace_s: How long an orderly end may take.
     """
-    look = threading.Event()
+    look = Waker()
     if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
         number = signal.SIGRTMIN + 3
-        signal.signal(number, lambda *_: look.set())
+        signal.signal(number, lambda *_: look.wake())
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
     def watch() -> None:
         while os.getppid() == parent_pid:
-            look.wait(_POLL_S)
+            select.select([look], [], [], _POLL_S)
             look.clear()
         on_death()
         time.sleep(grace_s)

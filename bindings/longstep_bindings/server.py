@@ -21,6 +21,7 @@ from longstep_bindings.lifeline import follow_parent
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.terms import Terms
 from longstep_bindings.transport import check_address, prepare, private_ipc_address, tidy_ipc
+from longstep_bindings.waker import Flag
 from longstep_bindings.wire import decode
 
 __all__ = ["Server"]
@@ -63,7 +64,7 @@ class Server:
         self.service = service
         self._limits = limits
         self._num_threads = num_threads
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._is_stopped = False
         self._io: threading.Thread | None = None
         self._workers: list[threading.Thread] = []

@@ -1,11 +1,31 @@
-"""Waking a thread that waits in a poll, from any other thread."""
+"""Waking a thread that waits in a poll, from any other thread or from a signal handler.
+
+A `threading.Event` is not for signal handlers: `set` takes a lock, and a handler that interrupts a `set` or a `wait` of
+its own thread waits for that lock for ever.
+"""
 
 from __future__ import annotations
 
 import socket
 from contextlib import suppress
 
-__all__ = ["Waker"]
+__all__ = ["Flag", "Waker"]
+
+
+class Flag:
+    """Something that is false until it is set; a signal handler may set it. Nobody can wait for it."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """True once `set` was called."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, for good."""
+        self._is_set = True
 
 
 class Waker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import queue
 import re
 import shutil
 import signal
@@ -31,6 +32,7 @@ __all__ = ["EnvServer"]
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.05
+_LOOK_S = 0.25
 
 
 class EnvServer:
@@ -165,12 +167,16 @@ class EnvServer:
         Raises:
             EnvError: Workers went down more often than `max_restarts`.
         """
+        asked: queue.SimpleQueue[None] = queue.SimpleQueue()  # unlike an Event, safe in a handler
         previous = {
-            number: signal.signal(number, lambda *_: self._stopping.set())
+            number: signal.signal(number, lambda *_: asked.put(None))
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            self._stopping.wait()
+            while asked.empty() and not self._stopping.is_set():
+                with suppress(queue.Empty):
+                    asked.get(timeout=_LOOK_S)
+                    break
         finally:
             self.close()
             for number, handler in previous.items():

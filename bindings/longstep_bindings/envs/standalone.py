@@ -540,6 +540,21 @@ class Book:
 # ---- the server -------------------------------------------------------------------------------------------------------
 
 
+class Flag:
+    """Something that is false until it is set. Unlike an Event, a signal handler may set it: there is no lock."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def is_set(self) -> bool:
+        """True once `set` was called."""
+        return self.is_on
+
+    def set(self) -> None:
+        """Set it, for good."""
+        self.is_on = True
+
+
 class Server:
     """One thread owns the socket and keeps the books; `serve` runs the methods in the thread that calls it."""
 
@@ -557,7 +572,7 @@ class Server:
         self.heartbeat_s, self.lost_after_s = heartbeat_s, lost_after_s
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.stopping = threading.Event()
+        self.stopping = Flag()
         self.books: dict[bytes, Book] = {}
         self.wake_reader, self.wake_writer = socket.socketpair()
         self.wake_reader.setblocking(False)
