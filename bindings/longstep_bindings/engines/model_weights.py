@@ -1,0 +1,96 @@
+"""The weights of a transformers model under the names of its checkpoint, to be sent or to be overwritten in place.
+
+In memory a model may name and arrange its weights otherwise than its file does: vision-language models since
+transformers 5, mixtures of experts. transformers knows how to go back when it saves; the tensors that it gives then are
+views of the weights in memory, so writing into them loads the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longstep.errors import ConfigError, WeightsError
+from longstep_bindings.engines.weight_files import check_shapes, read_headers, tensors_in
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["checkpoint_tensors", "load_in_place"]
+
+
+def checkpoint_tensors(model: Any) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """The model's tensors by their names in a checkpoint, and further names for some of them (tied weights).
+
+    Raises:
+        ConfigError: The model has an adapter, whose weights are not those of a checkpoint.
+    """
+    model = _bare(model)
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            "expected a model without an adapter, got one with; send the adapter (`update_adapter`), or merge it first"
+        )
+    named = _as_saved(model, {name: _whole(tensor) for name, tensor in model.state_dict().items()})
+    first: dict[tuple[Any, ...], str] = {}
+    tied = getattr(model, "_tied_weights_keys", None) or ()
+    # Of tied weights the one that is saved comes first.
+    for name in sorted(named, key=lambda name: name in tied):
+        tensor = named[name]
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        first.setdefault(place if tensor.numel() else (name,), name)
+    kept = set(first.values())
+    tensors = {name: tensor for name, tensor in named.items() if name in kept}
+    return tensors, frozenset(named.keys() - kept)
+
+
+def _bare(model: Any) -> Any:
+    """The model inside what `torch.compile` and data parallelism put around it."""
+    for name in ("_orig_mod", "module"):
+        inner = getattr(model, name, None)
+        if inner is not None and hasattr(inner, "state_dict"):
+            return _bare(inner)
+    return model
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+
+def _as_saved(model: Any, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # transformers 4 keeps the names of the file
+        return named
+    return revert_weight_conversion(model, named) if hasattr(model, "config") else named
+
+
+def load_in_place(model: Any, path: Path) -> None:
+    """Overwrite the model's weights with those at `path`, a safetensors file or a folder of them.
+
+    Raises:
+        WeightsError: A file is damaged, or a name or shape is not the model's; nothing has been changed.
+    """
+    import torch
+
+    tensors, others = checkpoint_tensors(model)
+    _require_views(model, tensors)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    stored = read_headers(path)
+    known = {name: stored[name].shape for name in others & stored.keys()}
+    check_shapes(stored, {**shapes, **known}, may_lack=others, where=path)
+    with torch.no_grad():
+        for name, tensor in tensors_in(path):
+            if name in tensors:
+                tensors[name].copy_(tensor)
+
+
+def _require_views(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise when some tensor is a copy, which cannot be loaded into."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() not in own:
+            raise WeightsError(
+                f"expected weights that stand in memory as in the checkpoint, but `{name}` of "
+                f"{type(model).__name__} is converted when it is loaded; serve this model with another engine"
+            )
