@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -10,9 +11,10 @@ from longstep.errors import ConfigError
 from longstep.memory import Memory, RetrievalMemory, SimpleMemory, WindowMemory
 from longstep.prompt import PromptTemplate
 from longstep.registration import make
+from longstep.vector import GroupVectorEnv
 from longstep_trainers.config import MemoryConfig, RunConfig
 
-__all__ = ["AgentEnvFactory", "prepare_model"]
+__all__ = ["AgentEnvFactory", "agent_envs", "prepare_model"]
 
 
 class AgentEnvFactory:
@@ -81,6 +83,12 @@ class AgentEnvFactory:
             tokenize=False,
         )
         return self._count_tokens(text) + len(roles)
+
+
+def agent_envs(config: RunConfig, tokenizer: Any) -> GroupVectorEnv:
+    """The environments of a run. Two of these can be used by two threads: each has a tokenizer of its own."""
+    make_env = AgentEnvFactory(config, copy.deepcopy(tokenizer))
+    return GroupVectorEnv(make_env, config.env.rollout.batch_size)
 
 
 def _memory(config: MemoryConfig) -> Memory | None:

@@ -34,13 +34,16 @@ class Rows:
     completion_token_ids: NDArray[np.int32]
     completion_offsets: NDArray[np.int64]
     logprobs: NDArray[np.float32]
-    """Log-probability of each completion token when it was sampled."""
+    """Log-probability of each completion token under the policy that the ratio is taken against: the sampler, or the one
+    before the update."""
     advantages: NDArray[np.float32]
     """[N] one per row; every token of the completion gets it."""
     weights: NDArray[np.float32]
     """[N] weight of each row in the loss; 0 leaves it out."""
     allowed_token_ids: NDArray[np.int32] | None = None
     allowed_offsets: NDArray[np.int64] | None = None
+    importance: NDArray[np.float32] | None = None
+    """Importance weight of each completion token; None means 1."""
 
     @classmethod
     def from_columns(
@@ -107,6 +110,7 @@ class MicroBatch:
     """Allowed ids, padded by repeating the first; None without a constraint."""
     num_allowed_M: Tensor | None
     old_logprobs_M: Tensor
+    importance_M: Tensor | None
     advantages_M: Tensor
     weights_M: Tensor
     tokens_M: Tensor
@@ -287,6 +291,9 @@ def _with_losses(
         allowed_MA=None if allowed_MA is None else torch.from_numpy(allowed_MA),
         num_allowed_M=None if num_allowed_M is None else torch.from_numpy(num_allowed_M),
         old_logprobs_M=torch.from_numpy(rows.logprobs[tokens_M]),
+        importance_M=None
+        if rows.importance is None
+        else torch.from_numpy(rows.importance[tokens_M]),
         advantages_M=torch.from_numpy(rows.advantages[row_M]),
         weights_M=torch.from_numpy(rows.weights[row_M]),
         tokens_M=torch.from_numpy(tokens_M),

@@ -11,6 +11,7 @@ Words: a *row* is one step of one trajectory; an *iteration* is one rollout and 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,7 +38,7 @@ __all__ = [
 
 ALGORITHMS = ("gigpo", "grpo")
 """Values of `algorithm.name`."""
-ENGINES = ("transformers",)
+ENGINES = ("transformers", "vllm")
 """Values of `actor.engine`."""
 MEMORIES = ("simple", "window", "retrieval")
 """Values of `env.memory.name`; memories that need a function are given in Python."""
@@ -233,6 +234,9 @@ class TrainConfig:
     """The same above 1 (clip-higher); None means `clip_range`."""
     dual_clip: float | None = None
     """Bound, above 1, on the ratio that multiplies a negative advantage; None means no bound."""
+    importance_cap: float = 2.0
+    """Largest importance weight of a token that older weights or another runtime sampled, at least 1; the trainer's own
+    process samples with the weights it trains, and has no such weight."""
     kl_coef: float = 0.0
     """Weight of the k3 divergence from the starting model; 0 keeps no copy of it."""
     entropy_coef: float = 0.0
@@ -256,6 +260,7 @@ class TrainConfig:
             _at_least(0, getattr(self, name), f"train.{name}")
         _above(0, self.learning_rate, "train.learning_rate")
         _above(0, self.max_grad_norm, "train.max_grad_norm")
+        _at_least(1, self.importance_cap, "train.importance_cap")
         _within(0.0, 1.0, self.clip_range, "train.clip_range")
         if self.clip_range_high is not None:
             _above(0, self.clip_range_high, "train.clip_range_high")
@@ -356,24 +361,75 @@ class GenerationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Where completions are made."""
+    """Where completions are made: in the trainer's own process, or by actors, processes that serve an engine."""
 
     engine: str = "transformers"
-    """Model runtime: `transformers`."""
+    """Model runtime: `transformers`, or `vllm`, which needs actors."""
     num_actors: int = 0
-    """Actor processes; 0 means the trainer's own process, and is all there is so far."""
+    """Actor processes to start on this machine; 0 means the trainer's own process, unless `addresses` names actors."""
     max_staleness: int = 0
-    """Weight updates by which a completion may lag; 0 means none, and is all there is so far."""
+    """Weight updates by which a completion may lag behind those that train on it. 0 plays and updates in turn; above 0,
+    which needs actors, trajectories go on during updates and older ones are dropped."""
+    python: str | None = None
+    """Interpreter of the actors; None means the trainer's own."""
+    addresses: list[str] = field(default_factory=list[str])
+    """Actors that run already (`longstep serve-actor`), such as `tcp://10.0.0.2:7000`; none is started then."""
+    weights_route: Literal["auto", "shared_memory", "wire", "cuda"] = "auto"
+    """How new weights reach the actors; `auto` takes the fastest that works."""
+    probe_tolerance: float = 0.5
+    """Largest mean difference, in nats per token, between an actor's log-probabilities and the trainer's after new
+    weights have arrived; more ends the run. bfloat16 explains up to 0.15."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights in the actors; `auto` is that of the trainer's model."""
+    gpu_memory_share: float = 0.5
+    """Share of a GPU's memory that vLLM takes, in (0, 1]."""
+    start_timeout_s: float = 300.0
+    """Longest wait for the actors to be ready, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not there, rather than ignore it."""
+        """Check each value and what cannot go together."""
         _one_of(ENGINES, self.engine, "actor.engine")
         for name in ("num_actors", "max_staleness"):
-            if getattr(self, name) != 0:
-                raise ConfigError(
-                    f"expected 0, got {getattr(self, name)} at `actor.{name}`; this version "
-                    "generates in the trainer's own process"
-                )
+            _at_least(0, getattr(self, name), f"actor.{name}")
+        for name in ("probe_tolerance", "start_timeout_s"):
+            _above(0, getattr(self, name), f"actor.{name}")
+        _above(0, self.gpu_memory_share, "actor.gpu_memory_share")
+        _within(0.0, 1.0, self.gpu_memory_share, "actor.gpu_memory_share")
+        if self.addresses and self.num_actors not in (0, len(self.addresses)):
+            raise ConfigError(
+                f"expected `actor.num_actors` of 0 beside `actor.addresses`, got {self.num_actors}; those actors run "
+                "already, and none is started"
+            )
+        if self.python is not None and shutil.which(self.python) is None:
+            raise ConfigError(
+                f"expected an interpreter, got `{self.python}` at `actor.python`; name the file, as in "
+                ".venv-vllm/bin/python"
+            )
+        if not self.uses_actors:
+            self._check_in_process()
+
+    def _check_in_process(self) -> None:
+        """Refuse what only actors can do."""
+        more = "; add `--actor.num_actors 1`"
+        if self.engine != "transformers":
+            raise ConfigError(
+                f"expected actors for the engine `{self.engine}`, got 0 at `actor.num_actors`{more}"
+            )
+        if self.max_staleness:
+            raise ConfigError(
+                f"expected 0 at `actor.max_staleness` without actors, got {self.max_staleness}: the trainer's own process "
+                f"cannot sample from weights while it changes them{more}"
+            )
+        if self.weights_route != "auto" or self.python is not None:
+            name = "python" if self.python is not None else "weights_route"
+            raise ConfigError(
+                f"expected no `actor.{name}` without actors, got `{getattr(self, name)}`{more}"
+            )
+
+    @property
+    def uses_actors(self) -> bool:
+        """True when completions come from other processes."""
+        return bool(self.num_actors or self.addresses)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,12 @@ step (`longstep.credit`), and take clipped policy-gradient steps on the packed r
 adds to the episode's relative return the relative return among the steps of the group that stood in the same state;
 GRPO (Shao et al. 2024) is the first term alone. There is no critic.
 
-Left out on purpose: a Trainer base class, several processes, staleness (every sample is made by the weights it
-trains). Everything random derives from (seed, iteration), so a resumed run repeats an uninterrupted one bit for bit.
+Completions come from the trained model in this process, or from actors that get the weights once after each update
+(`longstep_trainers.policies`). With `actor.max_staleness` 0 every sample is made by the weights it trains; above, rollouts
+go on during updates (`longstep_trainers.sources`), and importance weights correct for what older weights sampled.
+
+Left out on purpose: a Trainer base class, several training processes. Everything random derives from (seed, iteration),
+so a resumed run in one process repeats an uninterrupted one bit for bit.
 
 Shape letters: N rows (steps), M loss tokens, B rows of the packed layout, L their length, H hidden size.
 """
@@ -17,24 +21,22 @@ import copy
 import json
 import logging
 import time
-from contextlib import closing, nullcontext
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from longstep import credit
-from longstep.errors import ConfigError, EnvError
-from longstep.policy import EnginePolicy
 from longstep.recording import RolloutBatch
-from longstep.rollout import Rollout
 from longstep.tasks import TaskStream, panel
-from longstep.vector import GroupVectorEnv
-from longstep_bindings.engines.transformers_engine import TransformersEngine
-from longstep_trainers.assembly import AgentEnvFactory, prepare_model
+from longstep_trainers.assembly import agent_envs, prepare_model
 from longstep_trainers.batching import MicroBatch, Rows, minibatches, pack
 from longstep_trainers.checkpoints import (
     TrainerState,
@@ -44,9 +46,17 @@ from longstep_trainers.checkpoints import (
 )
 from longstep_trainers.config import RunConfig
 from longstep_trainers.evaluate import evaluate
+from longstep_trainers.forward import adapter_off, loss_token_logprobs, reads_packed_rows
 from longstep_trainers.interrupts import GracefulStop, StopRequested
-from longstep_trainers.losses import clipped_policy_loss, kl_k3, token_logprobs
+from longstep_trainers.losses import (
+    clipped_policy_loss,
+    effective_sample_share,
+    kl_k3,
+    truncated_importance_weights,
+)
 from longstep_trainers.optimization import MasterAdamW, learning_rate
+from longstep_trainers.policies import open_policy
+from longstep_trainers.sources import open_source
 from longstep_trainers.tracking import MetricsLogger
 
 __all__ = ["train"]
@@ -65,8 +75,6 @@ def train(config: RunConfig) -> dict[str, Any]:
     checkpoint = find_checkpoint(output_dir, config.resume)
     model, tokenizer = prepare_model(config)
     device = next(model.parameters()).device
-    engine = TransformersEngine(model, tokenizer)
-    policy = EnginePolicy(engine)
     reference = None
     if config.train.kl_coef and not config.model.use_lora:
         reference = copy.deepcopy(model).requires_grad_(False)
@@ -78,45 +86,52 @@ def train(config: RunConfig) -> dict[str, Any]:
         state = load_checkpoint(
             checkpoint, model=model, optimizer=optimizer, use_lora=config.model.use_lora
         )
-        engine.policy_version = state.policy_version
 
-    make_env = AgentEnvFactory(config, tokenizer)
+    is_async = config.actor.max_staleness > 0
     held_out = panel(config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs)
-    num_groups = config.env.rollout.groups_per_iteration
 
     with (
+        closing(open_policy(config, model, tokenizer, version=state.policy_version)) as policy,
         TaskStream(
             config.env.name,
             config.seed,
             env_kwargs=config.env.kwargs,
             position=state.task_position,
         ) as tasks,
-        closing(GroupVectorEnv(make_env, config.env.rollout.batch_size)) as envs,
+        closing(agent_envs(config, tokenizer)) as envs,
+        closing(agent_envs(config, tokenizer) if is_async else envs) as eval_envs,
         MetricsLogger(output_dir, resume_from=state.iteration, config=config) as tracker,
+        closing(
+            open_source(
+                config,
+                envs,
+                policy,
+                tasks,
+                version=state.policy_version,
+                iteration=state.iteration,
+                on_step=tracker.show_step if config.log_level == "DEBUG" else None,
+            )
+        ) as source,
         GracefulStop() as stop,
     ):
-        rollout = Rollout(
-            envs,
-            policy,
-            group_size=config.env.rollout.n,
-            max_steps=config.env.max_steps,
-            max_tokens=config.generation.max_tokens,
-            temperature=config.generation.temperature,
-            top_p=config.generation.top_p,
-            constrain=config.generation.constrain,
-            seed=config.seed,
-            on_step=tracker.show_step if config.log_level == "DEBUG" else None,
-        )
 
         def held_out_metrics() -> dict[str, float]:
-            engine.reset_cache()
-            metrics = evaluate(envs, policy, held_out.tasks, config=config)
+            policy.forget()
+            metrics = evaluate(eval_envs, policy.evaluation, held_out.tasks, config=config)
             return {f"eval/{name}": value for name, value in metrics.items()}
 
         def save() -> Path:
             return save_checkpoint(
                 output_dir, model=model, tokenizer=tokenizer, optimizer=optimizer, state=state
             )
+
+        @contextmanager
+        def saved_on_failure(what: str) -> Iterator[None]:
+            try:
+                yield
+            except Exception:
+                _log.error("%s failed; what was learnt before is kept: %s", what, save())
+                raise
 
         try:
             if state.iteration == 0:
@@ -126,28 +141,26 @@ def train(config: RunConfig) -> dict[str, Any]:
             is_last = state.env_steps >= config.train.total_steps
             while not is_last:
                 started = time.perf_counter()
-                engine.reset_cache()  # a resumed run has an empty one here
-                try:
-                    batch = rollout.collect(
-                        list(islice(tasks, num_groups)), iteration=state.iteration
-                    )
-                    _check_usable(batch)
-                except Exception:
-                    _log.error("the rollout failed; what was learnt before is kept: %s", save())
-                    raise
+                policy.forget()  # a resumed run remembers nothing here
+                with saved_on_failure("the rollout"):
+                    batch, source_metrics = source.next_batch()
                 collected = time.perf_counter()
                 with stop.postponed():
                     summary = batch.summary()
                     advantages = _advantages(batch, config)
                     metrics = {f"rollout/{name}": value for name, value in summary.items()}
-                    metrics |= _credit_metrics(advantages)
+                    metrics |= source_metrics | _credit_metrics(advantages)
                     rows = Rows.from_columns(batch.to_numpy(), advantages.total)
                     metrics |= _update(rows, model, reference, optimizer, config, state)
                     state.iteration += 1
-                    state.env_steps += int(summary["env_steps"])
+                    state.env_steps += int(
+                        summary["env_steps"] + source_metrics.get("async/dropped_env_steps", 0.0)
+                    )
                     state.task_position = tasks.position
                     state.policy_version += 1
-                    engine.policy_version = state.policy_version
+                    with saved_on_failure("the transfer of the weights"):
+                        timings = policy.update(state.policy_version, rows)
+                    source.advance(state.policy_version)
                     updated = time.perf_counter()
                     state.train_seconds += updated - started
                     is_last = state.env_steps >= config.train.total_steps
@@ -157,7 +170,9 @@ def train(config: RunConfig) -> dict[str, Any]:
                     tracker.log(
                         state.iteration,
                         metrics,
-                        timings={
+                        timings=timings
+                        | policy.timings()
+                        | {
                             "rollout_s": collected - started,
                             "update_s": updated - collected,
                             "generated_tokens_per_s": summary["generated_tokens"]
@@ -187,16 +202,6 @@ def train(config: RunConfig) -> dict[str, Any]:
 
 def _is_due(iteration: int, every: int) -> bool:
     return every > 0 and iteration % every == 0
-
-
-def _check_usable(batch: RolloutBatch) -> None:
-    """Raise when not one trajectory came to its end: the next rollout would fare no better."""
-    if not batch.rows:
-        first = batch.errors[0] if batch.errors else "no trajectory took a step"
-        raise EnvError(
-            f"expected at least one usable trajectory, got {len(batch.errors)} failures at the rollout, the first "
-            f"being: {first}; play the environment by itself with `longstep check-env`"
-        )
 
 
 def _advantages(batch: RolloutBatch, config: RunConfig) -> credit.Advantages:
@@ -264,42 +269,40 @@ def _update(
     device = next(model.parameters()).device
     rng = np.random.default_rng([config.seed, state.iteration])
     rows_per_step = config.train.batch_size * config.train.gradient_accumulation_steps
+    dropout_seed = int(rng.integers(2**63))
+    epochs = [
+        list(minibatches(len(rows), rows_per_step, rng)) for _ in range(config.train.num_epochs)
+    ]
+    metrics: dict[str, float] = {}
+    if config.actor.uses_actors:
+        rows, metrics = _with_importance(rows, model, epochs[0], config)
     sums: dict[str, float] = {}
     norms: list[float] = []
     rate = 0.0
     model.train()
     # Dropout reads torch's global generator: seeded here for this iteration, and put back afterwards.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int(rng.integers(2**63)))
-        for _ in range(config.train.num_epochs):
-            for selected in minibatches(len(rows), rows_per_step, rng):
-                num_tokens = rows.num_loss_tokens(selected)
-                if num_tokens == 0:
-                    continue
-                for microbatch in pack(
-                    rows,
-                    selected,
-                    max_tokens=config.train.max_tokens_per_microbatch,
-                    row_length=config.train.row_length,
-                    use_trees=not _reads_packed_rows(model),
-                ):
-                    loss, parts = _loss(model, reference, microbatch.to(device), config)
-                    # The mean is over the whole optimizer step, so token weights do not depend on packing.
-                    (loss / num_tokens).backward()
-                    for name, value in parts.items():
-                        sums[name] = sums.get(name, 0.0) + float(value)
-                rate = learning_rate(
-                    config.train,
-                    optimizer_steps=state.optimizer_steps,
-                    env_steps=state.env_steps,
-                )
-                norms.append(
-                    optimizer.step(learning_rate=rate, max_grad_norm=config.train.max_grad_norm)
-                )
-                state.optimizer_steps += 1
+        torch.manual_seed(dropout_seed)
+        for selected in chain.from_iterable(epochs):
+            num_tokens = rows.num_loss_tokens(selected)
+            if num_tokens == 0:
+                continue
+            for microbatch in _packed(rows, selected, model, config):
+                loss, parts = _loss(model, reference, microbatch, config)
+                # The mean is over the whole optimizer step, so token weights do not depend on packing.
+                (loss / num_tokens).backward()
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+            rate = learning_rate(
+                config.train, optimizer_steps=state.optimizer_steps, env_steps=state.env_steps
+            )
+            norms.append(
+                optimizer.step(learning_rate=rate, max_grad_norm=config.train.max_grad_norm)
+            )
+            state.optimizer_steps += 1
     model.eval()
     total = max(sums.pop("tokens", 0.0), 1.0)
-    metrics = {f"train/{name}": value / total for name, value in sums.items()}
+    metrics |= {f"train/{name}": value / total for name, value in sums.items()}
     metrics["train/grad_norm"] = float(np.mean(norms)) if norms else 0.0
     metrics["train/learning_rate"] = rate
     metrics["train/optimizer_steps"] = float(len(norms))
@@ -307,11 +310,58 @@ def _update(
     return metrics
 
 
+def _packed(
+    rows: Rows, selected: NDArray[np.int64], model: nn.Module, config: RunConfig
+) -> Iterator[MicroBatch]:
+    """The micro-batches of some rows, on the model's device."""
+    device = next(model.parameters()).device
+    for microbatch in pack(
+        rows,
+        selected,
+        max_tokens=config.train.max_tokens_per_microbatch,
+        row_length=config.train.row_length,
+        use_trees=not reads_packed_rows(model),
+    ):
+        yield microbatch.to(device)
+
+
+def _with_importance(
+    rows: Rows, model: nn.Module, minibatches: list[NDArray[np.int64]], config: RunConfig
+) -> tuple[Rows, dict[str, float]]:
+    """Rows whose ratio is taken against the weights before this update, weighted for what the sampler was.
+
+    Older weights sampled them, or the same ones in another runtime, whose arithmetic differs. The forward passes are
+    packed as the first epoch will be, so that its first ratio is exactly 1.
+    """
+    proximal = rows.logprobs.copy()
+    model.eval()
+    with torch.no_grad():
+        for selected in minibatches:
+            for microbatch in _packed(rows, selected, model, config):
+                logprobs_M, _ = loss_token_logprobs(
+                    model, microbatch, config.generation.temperature
+                )
+                proximal[microbatch.tokens_M.cpu()] = logprobs_M.cpu()
+    weights, truncated = truncated_importance_weights(
+        torch.from_numpy(proximal), torch.from_numpy(rows.logprobs), cap=config.train.importance_cap
+    )
+    has_loss = torch.from_numpy(rows.num_choices() > 1)
+    gaps = np.abs(proximal - rows.logprobs)[has_loss.numpy()]
+    metrics = {
+        "importance/abs_logprob_gap": float(gaps.mean()) if gaps.size else 0.0,
+        "importance/truncated_share": float(truncated[has_loss].float().mean())
+        if gaps.size
+        else 0.0,
+        "importance/effective_sample_share": float(effective_sample_share(weights[has_loss])),
+    }
+    return replace(rows, logprobs=proximal, importance=weights.numpy()), metrics
+
+
 def _loss(
     model: nn.Module, reference: nn.Module | None, microbatch: MicroBatch, config: RunConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum of the loss over the tokens of a micro-batch, and sums of what is worth watching."""
-    logprobs_M, entropy_M = _token_logprobs(model, microbatch, config.generation.temperature)
+    logprobs_M, entropy_M = loss_token_logprobs(model, microbatch, config.generation.temperature)
     policy_M, clipped_M = clipped_policy_loss(
         logprobs_M,
         microbatch.old_logprobs_M,
@@ -320,18 +370,21 @@ def _loss(
         clip_high=config.train.clip_high,
         dual_clip=config.train.dual_clip,
     )
+    ratio_base = "sampler"
+    if microbatch.importance_M is not None:
+        policy_M, ratio_base = policy_M * microbatch.importance_M, "proximal"
     loss_M = policy_M - config.train.entropy_coef * entropy_M
     difference_M = (logprobs_M - microbatch.old_logprobs_M).detach()
     parts = {
         "policy_loss": policy_M.detach().sum(),
         "entropy": entropy_M.detach().sum(),
         "clip_fraction": clipped_M.float().sum(),
-        "kl_to_sampler": kl_k3(difference_M, torch.zeros_like(difference_M)).sum(),
+        f"kl_to_{ratio_base}": kl_k3(difference_M, torch.zeros_like(difference_M)).sum(),
         "tokens": torch.tensor(float(len(loss_M))),
     }
     if config.train.kl_coef:
-        with torch.no_grad(), _adapter_off(model) if reference is None else nullcontext():
-            ref_logprobs_M, _ = _token_logprobs(
+        with torch.no_grad(), adapter_off(model) if reference is None else nullcontext():
+            ref_logprobs_M, _ = loss_token_logprobs(
                 model if reference is None else reference,
                 microbatch,
                 config.generation.temperature,
@@ -340,39 +393,3 @@ def _loss(
         loss_M = loss_M + config.train.kl_coef * kl_M
         parts["kl_to_reference"] = kl_M.detach().sum()
     return (loss_M * microbatch.weights_M).sum(), parts
-
-
-def _token_logprobs(
-    model: Any, microbatch: MicroBatch, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each loss token; the output layer runs nowhere else."""
-    causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
-    backbone = getattr(causal_lm, causal_lm.base_model_prefix)
-    hidden_BLH = backbone(
-        input_ids=microbatch.token_ids_BL,
-        position_ids=microbatch.position_ids_BL,
-        attention_mask=None if microbatch.mask_BLL is None else microbatch.mask_BLL[:, None],
-        use_cache=False,
-    ).last_hidden_state
-    return token_logprobs(
-        hidden_BLH.flatten(0, 1)[microbatch.sources_M],
-        causal_lm.get_output_embeddings().weight,
-        microbatch.targets_M,
-        allowed_MA=microbatch.allowed_MA,
-        num_allowed_M=microbatch.num_allowed_M,
-        temperature=temperature,
-    )
-
-
-def _adapter_off(model: Any) -> Any:
-    """A context in which a LoRA model is the model it started from."""
-    if not hasattr(model, "disable_adapter"):
-        raise ConfigError(
-            "expected a reference model or an adapter, got neither at `train.kl_coef`; use LoRA or keep a copy"
-        )
-    return model.disable_adapter()
-
-
-def _reads_packed_rows(model: nn.Module) -> bool:
-    """True for attention kernels that find row starts by position ids and know no tree mask."""
-    return "flash" in str(getattr(model.config, "_attn_implementation", ""))

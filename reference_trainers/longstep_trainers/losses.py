@@ -1,15 +1,25 @@
-"""The maths of policy optimisation on loss tokens: log-probabilities, clipped ratio, KL, entropy. Pure functions.
+"""The maths of policy optimisation on loss tokens: log-probabilities, clipped ratio, importance weights, KL, entropy.
+
+Pure functions.
 
 Shape letters: M loss tokens, H hidden size, V vocabulary, A allowed ids (padded).
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["clipped_policy_loss", "kl_k3", "token_logprobs"]
+__all__ = [
+    "clipped_policy_loss",
+    "effective_sample_share",
+    "kl_k3",
+    "token_logprobs",
+    "truncated_importance_weights",
+]
 
 
 def token_logprobs(
@@ -121,3 +131,34 @@ def kl_k3(logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference) at each token, in nats: never negative, unbiased (Schulman 2020)."""
     log_ratio_M = ref_logprobs_M - logprobs_M
     return log_ratio_M.exp() - log_ratio_M - 1.0
+
+
+def truncated_importance_weights(
+    proximal_logprobs_M: Tensor, behaviour_logprobs_M: Tensor, *, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Weight of each token, and True where the cap was active. Both [M].
+
+    The weight min(p_proximal / p_behaviour, cap) carries an expectation over the tokens of the policy that sampled to
+    the policy that the update starts from. Truncation bounds its variance at the price of a bias towards the sampler
+    (Ionides 2008; the rho of Espeholt et al. 2018, IMPALA). With the clipped ratio against the proximal policy it makes
+    the decoupled objective of Hilton et al. 2022, as Fu et al. 2025, AReaL, train with.
+
+    Args:
+        proximal_logprobs_M: Log-probability under the trainer's weights before the update.
+        behaviour_logprobs_M: Log-probability that the sampler reported: older weights, or another runtime's arithmetic.
+        cap: Largest weight.
+    """
+    log_ratio_M = proximal_logprobs_M - behaviour_logprobs_M
+    truncated_M = log_ratio_M > math.log(cap)
+    return log_ratio_M.clamp(max=math.log(cap)).exp(), truncated_M
+
+
+def effective_sample_share(weights_M: Tensor) -> Tensor:
+    """Effective sample size of weighted samples over their number, (sum w)^2 / (M sum w^2), in (0, 1]; of none, 1.
+
+    Kong 1992; 1 when all weights are equal.
+    """
+    if not weights_M.numel():
+        return torch.ones(())
+    weights_M = weights_M.double()
+    return weights_M.sum() ** 2 / (len(weights_M) * (weights_M**2).sum())

@@ -86,7 +86,24 @@ def test_keys_are_those_that_users_type() -> None:
         (lambda: GiGPOConfig(similarity_threshold=0.0), "similarity_threshold"),
         (lambda: GenerationConfig(temperature=0.0), r"`generation\.temperature`"),
         (lambda: GenerationConfig(top_p=0.0), r"`generation\.top_p`"),
-        (lambda: ActorConfig(num_actors=2), r"expected 0, got 2 at `actor\.num_actors`"),
+        (lambda: ActorConfig(num_actors=-1), r"at least 0, got -1 at `actor\.num_actors`"),
+        (lambda: ActorConfig(engine="vllm"), r"engine `vllm`, got 0 .*--actor\.num_actors 1"),
+        (lambda: ActorConfig(max_staleness=1), r"max_staleness.*--actor\.num_actors 1"),
+        (lambda: ActorConfig(weights_route="wire"), r"no `actor\.weights_route` without actors"),
+        (
+            lambda: ActorConfig(num_actors=1, python="/no/python"),
+            r"`/no/python` at `actor\.python`",
+        ),
+        (lambda: ActorConfig(num_actors=1, gpu_memory_share=1.5), r"`actor\.gpu_memory_share`"),
+        (lambda: ActorConfig(num_actors=1, probe_tolerance=0.0), r"`actor\.probe_tolerance`"),
+        (
+            lambda: ActorConfig(num_actors=3, addresses=["tcp://a:1"]),
+            r"`actor\.num_actors` of 0 beside `actor\.addresses`, got 3",
+        ),
+        (
+            lambda: TrainConfig(importance_cap=0.5),
+            r"at least 1, got 0\.5 at `train\.importance_cap`",
+        ),
         (lambda: ActorConfig(engine="vlm"), r"`actor\.engine`"),
         (lambda: RunConfig(seed=-1), "`seed`"),
         (lambda: RunConfig(log_level="debug"), "got `debug` at `log_level`"),
@@ -118,6 +135,12 @@ def test_prompt_gets_what_the_completion_leaves_of_a_row() -> None:
             env=EnvConfig(prompt=PromptConfig(max_tokens=80)),
             generation=GenerationConfig(max_tokens=30),
         )
+
+
+def test_actors_are_used_when_started_or_named() -> None:
+    assert not ActorConfig().uses_actors
+    assert ActorConfig(engine="vllm", num_actors=1).uses_actors
+    assert ActorConfig(addresses=["tcp://127.0.0.1:7000"], max_staleness=2).uses_actors
 
 
 def test_groups_fill_the_environments_and_none_is_dropped() -> None:

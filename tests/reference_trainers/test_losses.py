@@ -8,7 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'trainers' extra")
 
-from longstep_trainers.losses import clipped_policy_loss, kl_k3, token_logprobs  # noqa: E402
+from longstep_trainers.losses import (  # noqa: E402
+    clipped_policy_loss,
+    effective_sample_share,
+    kl_k3,
+    token_logprobs,
+    truncated_importance_weights,
+)
 
 
 def _logs(*probabilities: float) -> torch.Tensor:
@@ -90,3 +96,36 @@ def test_constraint_restricts_the_distribution_and_padding_has_no_gradient() -> 
     (entropy.sum() + logprobs.sum()).backward()
     assert hidden.grad is not None
     assert all(math.isfinite(value) for value in hidden.grad.flatten().tolist())
+
+
+def test_importance_weight_is_the_ratio_of_probabilities_up_to_the_cap() -> None:
+    # 0.3 / 0.6 = 0.5, 0.6 / 0.4 = 1.5, 0.9 / 0.1 = 9 beyond the cap of 2
+    weights, truncated = truncated_importance_weights(
+        _logs(0.3, 0.6, 0.9), _logs(0.6, 0.4, 0.1), cap=2.0
+    )
+    torch.testing.assert_close(weights, torch.tensor([0.5, 1.5, 2.0]))
+    assert truncated.tolist() == [False, False, True]
+
+
+def test_importance_weights_of_hopeless_samples_stay_finite() -> None:
+    weights, _ = truncated_importance_weights(
+        torch.tensor([-1e4, 0.0]), torch.tensor([0.0, -1e4]), cap=3.0
+    )
+    torch.testing.assert_close(weights, torch.tensor([0.0, 3.0]))
+
+
+def test_weighted_samples_of_one_policy_estimate_the_other_without_truncation() -> None:
+    behaviour, proximal = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    values = torch.tensor([1.0, 5.0, -2.0])
+    weights, _ = truncated_importance_weights(proximal.log(), behaviour.log(), cap=100.0)
+    torch.testing.assert_close((behaviour * weights * values).sum(), (proximal * values).sum())
+
+
+def test_effective_sample_share_is_one_for_equal_weights_and_falls_with_their_spread() -> None:
+    # weights 1 and 3: (1 + 3)^2 / (2 * (1 + 9)) = 0.8
+    torch.testing.assert_close(
+        effective_sample_share(torch.tensor([1.0, 3.0])).item(), 0.8, rtol=1e-6, atol=0
+    )
+    assert effective_sample_share(torch.full((7,), 0.3)) == pytest.approx(1.0)
+    assert effective_sample_share(torch.tensor([0.0, 0.0, 0.0, 2.0])) == pytest.approx(0.25)
+    assert effective_sample_share(torch.empty(0)) == 1.0

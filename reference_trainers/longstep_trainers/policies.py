@@ -1,0 +1,92 @@
+"""The policy that rollouts of a training run ask: the trained model in this process, or actors that get its weights.
+
+Both are `longstep.policy.Policy`s and have the same few methods beside it, so the trainer reads the same either way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from longstep.errors import ConfigError
+from longstep.policy import EnginePolicy, Policy
+from longstep_bindings.engines.transformers_engine import TransformersEngine
+from longstep_trainers.batching import Rows
+from longstep_trainers.config import RunConfig
+
+__all__ = ["InProcessPolicy", "TrainedPolicy", "open_policy"]
+
+
+class TrainedPolicy(Policy, Protocol):
+    """A policy whose weights follow the trainer's."""
+
+    @property
+    def evaluation(self) -> Policy:
+        """The same weights for evaluations, which may ask while a rollout does."""
+        ...
+
+    def forget(self) -> None:
+        """Drop whatever would make a later completion depend on earlier ones in its last bits."""
+        ...
+
+    def update(self, version: int, rows: Rows) -> dict[str, float]:
+        """Serve the model's present weights from now on.
+
+        Args:
+            version: Number of weight updates made so far.
+            rows: What was trained on last; a few of them prove that the weights have arrived.
+
+        Returns:
+            Timings of the transfer.
+        """
+        ...
+
+    def timings(self) -> dict[str, float]:
+        """Load and speed since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End what serves the weights. Idempotent."""
+        ...
+
+
+class InProcessPolicy(EnginePolicy):
+    """Samples from the very model that is trained; nothing has to be transferred."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, version: int) -> None:
+        """Args:
+        model: Shared with the trainer.
+        tokenizer: The model's.
+        version: Number of weight updates made so far.
+        """
+        self._engine = TransformersEngine(model, tokenizer, policy_version=version)
+        super().__init__(self._engine)
+
+    @property
+    def evaluation(self) -> Policy:
+        """Itself: rollouts and evaluations take turns."""
+        return self
+
+    def forget(self) -> None:
+        """Drop the scores of earlier choices."""
+        self._engine.reset_cache()
+
+    def update(self, version: int, rows: Rows) -> dict[str, float]:
+        """Count the update."""
+        self._engine.policy_version = version
+        return {}
+
+    def timings(self) -> dict[str, float]:
+        """None beside those that the trainer takes itself."""
+        return {}
+
+    def close(self) -> None:
+        """The model belongs to the trainer."""
+
+
+def open_policy(config: RunConfig, model: Any, tokenizer: Any, *, version: int) -> TrainedPolicy:
+    """The policy that the settings ask for, with the model's present weights."""
+    if config.actor.uses_actors:
+        raise ConfigError(
+            "expected no `actor.num_actors` and `actor.addresses` yet; leave them out"
+        )
+    return InProcessPolicy(model, tokenizer, version=version)
