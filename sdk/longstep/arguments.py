@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any, cast
 
-from longstep.errors import ConfigError
+import numpy as np
 
-__all__ = ["check_callable", "check_count", "check_methods", "check_number", "check_text"]
+from longstep.errors import ConfigError, did_you_mean
+
+__all__ = [
+    "check_callable",
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_mapping",
+    "check_methods",
+    "check_number",
+    "check_text",
+    "check_texts",
+]
 
 
 def check_count(name: str, value: Any, least: int, *, optional: bool = False) -> None:
@@ -27,9 +40,32 @@ def check_count(name: str, value: Any, least: int, *, optional: bool = False) ->
 
 
 def check_number(name: str, value: Any) -> None:
-    """Raise unless `value` is a real number; infinity and NaN are numbers too."""
-    if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
-        raise ConfigError(f"expected a number as `{name}`, got {value!r:.100}")
+    """Raise unless `value` is one real number; infinity and NaN are numbers too."""
+    scalar: Any = value
+    if isinstance(value, np.ndarray) and cast(Any, value).ndim == 0:
+        scalar = cast(Any, value)[()]
+    try:
+        if type(scalar) is not bool and isinstance(scalar, Real):
+            float(scalar)
+            return
+    except OverflowError:  # an int or a fraction beyond the range of floats
+        pass
+    raise ConfigError(f"expected a number as `{name}`, got {value!r:.100}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"expected True or False as `{name}`, got {value!r:.100}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> None:
+    """Raise unless `value` is one of `choices`; the nearest of them is suggested."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        hint = did_you_mean(str(value), [choice for choice in choices if choice is not None])
+        raise ConfigError(
+            f"expected `{name}` to be one of {', '.join(map(repr, choices))}, got {value!r:.100}; {hint}"
+        )
 
 
 def check_text(name: str, value: Any, *, optional: bool = False) -> None:
@@ -37,6 +73,31 @@ def check_text(name: str, value: Any, *, optional: bool = False) -> None:
     if not isinstance(value, str) and not (optional and value is None):
         or_none = " or None" if optional else ""
         raise ConfigError(f"expected a str{or_none} as `{name}`, got {value!r:.100}")
+
+
+def check_texts(name: str, value: Any, *, optional: bool = False) -> None:
+    """Raise unless `value` is a sequence of str, not one str, or None where `optional`."""
+    if optional and value is None:
+        return
+    or_none = " or None" if optional else ""
+    is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    if not is_sequence:
+        raise ConfigError(f"expected a sequence of str{or_none} as `{name}`, got {value!r:.100}")
+    for index, text in enumerate(cast("Sequence[Any]", value)):
+        if not isinstance(text, str):
+            raise ConfigError(f"expected a str as `{name}[{index}]`, got {text!r:.100}")
+
+
+def check_mapping(name: str, value: Any, *, optional: bool = False) -> None:
+    """Raise unless `value` maps names (str) to values, or is None where `optional`."""
+    if optional and value is None:
+        return
+    or_none = " or None" if optional else ""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"expected a dict{or_none} as `{name}`, got {value!r:.100}")
+    for key in cast("Mapping[Any, Any]", value):
+        if not isinstance(key, str):
+            raise ConfigError(f"expected names as the keys of `{name}`, got {key!r:.100}")
 
 
 def check_callable(name: str, value: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_number
 from longstep.credit.diagnostics import Diagnostics, diagnose
 from longstep.credit.groups import StepGroups
 from longstep.credit.rows import Rows
@@ -58,9 +60,10 @@ def two_terms(
     valid: NDArray[np.bool_] | None,
 ) -> Advantages:
     """`episode + omega * step`, both [M], as a result."""
-    if not np.isfinite(omega):
+    check_number("omega", omega)
+    if not math.isfinite(omega):
         raise ConfigError(f"expected a finite `omega`, got {omega}; 1.0 weighs both terms equally")
-    weighted = omega * step
+    weighted = float(omega) * step
     return Advantages(
         total=rows.expand(episode + weighted),
         episode=rows.expand(episode),

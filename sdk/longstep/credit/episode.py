@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from longstep.credit.relative import GroupStatistics, Normalization, require_choice
+from longstep.arguments import check_choice, check_number
+from longstep.credit.relative import GroupStatistics, Normalization
 from longstep.credit.rows import Rows
 from longstep.errors import ConfigError
 from longstep.kernels import segments
 
-__all__ = ["Penalty", "counted_members", "episode_returns", "episode_term"]
+__all__ = ["Penalty", "check_episode_term", "counted_members", "episode_returns", "episode_term"]
 
 Baseline = Literal["trajectory", "row"]
 LoneEpisode = Literal["zero", "raw"]
@@ -40,7 +41,8 @@ class Penalty:
         penalty_scope: PenaltyScope,
     ) -> Penalty:
         """Apply the penalty to the rewards, or keep it for the rows."""
-        require_choice("penalty_scope", penalty_scope, ("reward", "row"))
+        check_choice("penalty_scope", penalty_scope, ("reward", "row"))
+        check_number("invalid_action_penalty", invalid_action_penalty)
         if not 0.0 <= invalid_action_penalty < np.inf:
             raise ConfigError(
                 f"expected `invalid_action_penalty` of 0 or more, got {invalid_action_penalty}; "
@@ -54,10 +56,17 @@ class Penalty:
                 )
             return cls(valid=None, rewards=rows.rewards, row=None)
         valid_M = rows.bools("valid", valid)
-        cost = np.where(valid_M, 0.0, invalid_action_penalty)
+        cost = np.where(valid_M, 0.0, float(invalid_action_penalty))
         if penalty_scope == "reward":
             return cls(valid=valid_M, rewards=rows.rewards - cost, row=None)
         return cls(valid=valid_M, rewards=rows.rewards, row=cost)
+
+
+def check_episode_term(baseline: str, lone_episode: str, *, optional: bool = False) -> None:
+    """Raise a `ConfigError` for an unknown baseline or lone episode; where `optional`, a baseline of `none` is known."""
+    baselines = ("none", "trajectory", "row") if optional else ("trajectory", "row")
+    check_choice("baseline", baseline, baselines)
+    check_choice("lone_episode", lone_episode, ("zero", "raw"))
 
 
 def episode_returns(rows: Rows, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -93,8 +102,6 @@ def episode_term(
         lone_episode: What a group of one counted member gets: `zero`, or `raw`, its return.
         how: The divisor.
     """
-    require_choice("baseline", baseline, ("trajectory", "row"))
-    require_choice("lone_episode", lone_episode, ("zero", "raw"))
     scores = returns_T[rows.trajectory]
     if row_penalty is not None:
         scores = scores - row_penalty

@@ -13,13 +13,15 @@ from longstep.credit.episode import (
     LoneEpisode,
     Penalty,
     PenaltyScope,
+    check_episode_term,
     counted_members,
     episode_returns,
     episode_term,
 )
-from longstep.credit.relative import GroupStatistics, Normalization, require_choice
-from longstep.credit.returns import returns_of
+from longstep.credit.relative import GroupStatistics, Normalization
+from longstep.credit.returns import check_discount, returns_of
 from longstep.credit.rows import Rows
+from longstep.errors import ConfigError
 
 __all__ = ["grpo", "reinforce_plus_plus", "rloo"]
 
@@ -72,6 +74,7 @@ def grpo(
         DataError: Lengths differ, a reward is not finite, a trajectory is in two groups.
         ConfigError: An option has no such value.
     """
+    check_episode_term(baseline, lone_episode)
     rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     returns_T = episode_returns(rows, penalty.rewards)
@@ -119,6 +122,7 @@ def rloo(
         DataError: Lengths differ, a reward is not finite, a trajectory is in two groups.
         ConfigError: An option has no such value.
     """
+    check_episode_term(baseline, lone_episode)
     rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     returns_T = episode_returns(rows, penalty.rewards)
@@ -158,7 +162,7 @@ def reinforce_plus_plus(
     Args:
         rewards: [N] reward of each step.
         trajectory_ids: [N] integers or strings; rows of one trajectory in order of time.
-        group_ids: [N] integers or strings; None is one group, and only matters with a baseline.
+        group_ids: [N] integers or strings; None only without a baseline, and is one group for the diagnostics.
         gamma: Discount per step of the returns, in [0, 1]; with a baseline episodes are not discounted.
         baseline: `none`, or what the group's mean counts: each `trajectory` once, or each `row`.
         valid: [N] False where the action was invalid; None treats all as valid.
@@ -177,8 +181,13 @@ def reinforce_plus_plus(
         DataError: Lengths differ, a reward is not finite, a trajectory is in two groups.
         ConfigError: An option has no such value.
     """
-    require_choice("baseline", baseline, ("none", "trajectory", "row"))
-    rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
+    check_episode_term(baseline, lone_episode, optional=True)
+    check_discount("gamma", gamma)
+    if group_ids is None and baseline != "none":
+        raise ConfigError(
+            f"expected `group_ids` with `baseline` {baseline!r}, got None; pass the episode group of each row"
+        )
+    rows = Rows.read(rewards, trajectory_ids, group_ids, mask, grouped=group_ids is not None)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     returns_T = episode_returns(rows, penalty.rewards)
     how = Normalization(normalize="std", ddof=ddof, std_floor=std_floor, epsilon=epsilon)

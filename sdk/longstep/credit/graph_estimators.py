@@ -8,18 +8,20 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.arguments import check_choice, check_count, check_number
 from longstep.credit.advantages import Advantages, two_terms
 from longstep.credit.episode import (
     Baseline,
     LoneEpisode,
     Penalty,
     PenaltyScope,
+    check_episode_term,
     episode_returns,
     episode_term,
 )
 from longstep.credit.groups import Anchors, StepGroups
-from longstep.credit.relative import GroupStatistics, Normalization, require_choice
-from longstep.credit.returns import require_discount, returns_of
+from longstep.credit.relative import GroupStatistics, Normalization
+from longstep.credit.returns import check_discount, returns_of
 from longstep.credit.rows import Rows
 from longstep.credit.step import given_or_grouped
 from longstep.errors import ConfigError
@@ -105,9 +107,14 @@ def graph(
         UnsupportedTypeError: A state key is of a type without a fixed identity.
         ConfigError: An option has no such value, or the values did not settle.
     """
-    require_choice("backup", backup, ("max", "mean"))
-    require_discount("gamma", gamma)
-    require_discount("lam", lam)
+    check_choice("backup", backup, ("max", "mean"))
+    check_episode_term(baseline, lone_episode)
+    check_count("max_iterations", max_iterations, 1)
+    check_number("tolerance", tolerance)
+    if not 0.0 <= tolerance < np.inf:
+        raise ConfigError(f"expected `tolerance` of 0 or more, got {tolerance}; pass such as 1e-6")
+    check_discount("gamma", gamma)
+    check_discount("lam", lam)
     rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     how = Normalization(normalize=normalize, ddof=ddof, std_floor=std_floor, epsilon=epsilon)
@@ -118,10 +125,12 @@ def graph(
     )
     transitions = _Graph.of(rows, penalty.rewards, groups)
     first_guess = returns_of(rows, penalty.rewards, gamma)
-    values = transitions.values(first_guess, gamma, backup, tolerance, max_iterations)
-    deltas = penalty.rewards + gamma * values[transitions.next_node] - values[transitions.node]
+    values = transitions.values(first_guess, float(gamma), backup, tolerance, max_iterations)
+    deltas = (
+        penalty.rewards + float(gamma) * values[transitions.next_node] - values[transitions.node]
+    )
     step = rows.in_row_order(
-        segments.discounted_returns(rows.in_time_order(deltas), rows.offsets, gamma * lam)
+        segments.discounted_returns(rows.in_time_order(deltas), rows.offsets, float(gamma * lam))
     )
     if penalty.row is not None:
         step = step - penalty.row

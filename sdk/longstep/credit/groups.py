@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.arguments import check_count
+from longstep.credit.columns import as_array, require_length
 from longstep.credit.keys import key_words
 from longstep.credit.rows import Rows
 from longstep.errors import ConfigError, DataError
@@ -54,11 +56,11 @@ class StepGroups:
         Raises:
             DataError: `labels` is not one-dimensional or not of integers.
         """
-        labels_N = np.asarray(labels)
-        if labels_N.ndim != 1 or (labels_N.size and labels_N.dtype.kind not in "iu"):
+        labels_N = as_array("labels", labels, "integers")
+        require_length("labels", labels_N, None)
+        if labels_N.size and labels_N.dtype.kind not in "iu":
             raise DataError(
-                f"expected one integer per row in `labels`, got {labels_N.dtype} of shape "
-                f"{labels_N.shape}; number the groups"
+                f"expected integers in `labels`, got {labels_N.dtype}; number the groups"
             )
         in_group_N = labels_N >= 0
         _, first_G, inverse = np.unique(
@@ -119,7 +121,10 @@ def group_steps(
         UnsupportedTypeError: A key is of a type without a fixed identity.
         ConfigError: A history without `trajectory_ids`.
     """
-    num_rows = len(np.asarray(group_ids))
+    check_count("history_length", history_length, 0)
+    column = as_array("group_ids", group_ids, "integers or strings")
+    require_length("group_ids", column, None)
+    num_rows = len(column)
     if trajectory_ids is None:
         if history_length:
             raise ConfigError(
@@ -136,19 +141,19 @@ def group_rows(
     rows: Rows, state_keys: Any, *, history_length: int = 0, anchors: Anchors | None = None
 ) -> StepGroups:
     """Step groups of the M rows that count; the arguments are those of `group_steps`."""
-    if history_length < 0:
-        raise ConfigError(f"expected `history_length` of 0 or more, got {history_length}")
+    check_count("history_length", history_length, 0)
     words = key_words(state_keys, rows.num_rows)
     classes = rows.group
     if anchors is not None:
         if callable(anchors):
-            may_anchor = rows.keep(_ask_once_per_key(anchors, state_keys, words))
+            anchoring = rows.keep(_ask_once_per_key(anchors, state_keys, words))
         else:
-            may_anchor = rows.bools("anchors", anchors)
-        classes = np.where(may_anchor, rows.group, -1)
+            anchoring = rows.bools("anchors", anchors)
+        classes = np.where(anchoring, rows.group, -1)
     words = rows.keep(words)
     if history_length:
-        *_, codes = itertools.islice(history_codes(rows, words), history_length + 1)
+        num_states = min(history_length, rows.longest) + 1  # more of them tell nothing more apart
+        *_, codes = itertools.islice(history_codes(rows, words), num_states)
         words = codes.view(np.uint64)[:, None]
     return group_equal(words, classes)
 
@@ -187,5 +192,19 @@ def _ask_once_per_key(
     first_rows[ids[::-1]] = np.arange(len(ids))[::-1]
     for number, row in enumerate(first_rows.tolist()):
         key = state_keys[row]
-        answers[number] = anchors(key.tobytes() if isinstance(key, np.void) else key)
+        answers[number] = may_anchor(
+            anchors, key.tobytes() if isinstance(key, np.void) else key, row
+        )
     return answers[ids]
+
+
+def may_anchor(anchors: Callable[[Any], bool], key: Any, row: int) -> bool:
+    """What a predicate says of the key of a row, or a `ConfigError` when it says neither True nor False."""
+    answer: Any = anchors(key)
+    if answer is True or answer is False:
+        return answer
+    if not isinstance(answer, np.bool_):
+        raise ConfigError(
+            f"expected True or False from the function `anchors`, got {answer!r:.60} for the key at row {row}"
+        )
+    return bool(cast(Any, answer))

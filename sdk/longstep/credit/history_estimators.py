@@ -9,18 +9,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.arguments import check_count, check_flag, check_number
 from longstep.credit.advantages import Advantages, two_terms
 from longstep.credit.episode import (
     Baseline,
     LoneEpisode,
     Penalty,
     PenaltyScope,
+    check_episode_term,
     episode_returns,
 )
 from longstep.credit.episode import episode_term as whole_episode_term
 from longstep.credit.groups import StepGroups, group_equal, history_codes
 from longstep.credit.keys import key_words
-from longstep.credit.relative import ROUNDING, Normalization
+from longstep.credit.relative import ROUNDING, Normalization, check_ddof
 from longstep.credit.returns import returns_of
 from longstep.credit.rows import Rows
 from longstep.credit.step import step_term
@@ -90,8 +92,10 @@ def hgpo(
         UnsupportedTypeError: A state key is of a type without a fixed identity.
         ConfigError: An option has no such value.
     """
-    if history_length < 0:
-        raise ConfigError(f"expected `history_length` of 0 or more, got {history_length}")
+    check_episode_term(baseline, lone_episode)
+    check_count("history_length", history_length, 0)
+    check_flag("episode_term", episode_term)
+    check_ddof("episode_ddof", episode_ddof)
     rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     how = Normalization(normalize=normalize, ddof=ddof, std_floor=std_floor, epsilon=epsilon)
@@ -113,16 +117,28 @@ def hgpo(
             how=episode_how,
         )
         weights += episode != 0.0
-    suffix_groups = _suffix_groups(rows, words, history_length)
-    for k, groups in enumerate(suffix_groups, start=1):
+    suffix_groups = _suffix_groups(rows, words, min(history_length, rows.longest))
+    length_weights = _length_weights(len(suffix_groups), length_weight_alpha)
+    for groups, weight in zip(suffix_groups, length_weights, strict=True):
         term = step_term(rows, returns, groups, how=how, min_size=inner_group_size)
-        weight = float(k + 1) ** length_weight_alpha
         step += weight * term
         weights += weight * (np.abs(term) > ROUNDING * np.abs(returns))
-    divisor = np.where(weights > 0.0, weights + epsilon, 1.0)
+    divisor = np.where(weights > 0.0, weights + float(epsilon), 1.0)
     return two_terms(
         rows, returns_T, episode / divisor, step / divisor, 1.0, suffix_groups[0], penalty.valid
     )
+
+
+def _length_weights(num_lengths: int, alpha: float) -> list[float]:
+    """Weights `(k + 1) ** alpha` of the lengths k = 1, 2 ..."""
+    check_number("length_weight_alpha", alpha)
+    with np.errstate(over="ignore"):
+        weights = np.arange(2.0, num_lengths + 2.0) ** float(alpha)
+    if not np.isfinite(weights.sum()):
+        raise ConfigError(
+            f"expected `length_weight_alpha` with finite weights, got {alpha}; 1.0 grows with the length"
+        )
+    return weights.tolist()
 
 
 def _suffix_groups(rows: Rows, words: NDArray[np.uint64], history_length: int) -> list[StepGroups]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.credit.rows import require_length
+from longstep.credit.columns import as_array, require_length
 from longstep.errors import UnsupportedTypeError
 
 __all__ = ["key_words"]
@@ -28,12 +28,14 @@ def key_words(state_keys: Any, num_rows: int) -> NDArray[np.uint64]:
         DataError: There are not N keys.
         UnsupportedTypeError: A key is of another type.
     """
-    if isinstance(state_keys, np.ndarray):
-        array = cast("NDArray[Any]", state_keys)
+    if hasattr(state_keys, "__array__"):
+        array = as_array("state_keys", state_keys, "keys")
         words = _array_words(array)
         if words is not None:
             require_length("state_keys", words[:, 0], num_rows)
             return words
+        if not array.ndim:
+            require_length("state_keys", array, num_rows)
         keys = cast("list[Any]", array.tolist())
     elif isinstance(state_keys, (list, tuple)):
         keys = list(cast("Sequence[Any]", state_keys))
@@ -49,10 +51,12 @@ def key_words(state_keys: Any, num_rows: int) -> NDArray[np.uint64]:
 
 def _array_words(keys: NDArray[Any]) -> NDArray[np.uint64] | None:
     """Words of an array of integers or of voids; None when its items are not whole words."""
-    if keys.dtype.kind == "V" and keys.ndim == 1 and keys.dtype.itemsize % 8 == 0:
+    size_bytes = keys.dtype.itemsize
+    is_void = keys.dtype.kind == "V" and not keys.dtype.hasobject
+    if is_void and keys.ndim == 1 and size_bytes and size_bytes % 8 == 0:
         flat = np.ascontiguousarray(keys)
-        return flat.view(np.uint64).reshape(len(flat), keys.dtype.itemsize // 8)
-    if keys.dtype.kind in "iu" and keys.ndim in (1, 2):
+        return flat.view(np.uint64).reshape(len(flat), size_bytes // 8)
+    if keys.dtype.kind in "iu" and keys.ndim in (1, 2) and keys.shape[-1:] != (0,):
         wide = np.ascontiguousarray(keys, np.int64 if keys.dtype.kind == "i" else np.uint64)
         return wide.view(np.uint64).reshape(len(wide), -1)
     return None

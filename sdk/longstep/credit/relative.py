@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError, did_you_mean
+from longstep.arguments import check_choice, check_count, check_number
+from longstep.errors import ConfigError
 from longstep.kernels import segments
 
-__all__ = ["ROUNDING", "GroupStatistics", "Normalization", "require_choice"]
+__all__ = ["ROUNDING", "GroupStatistics", "Normalization", "check_ddof"]
 
 ROUNDING = 1e-9  # of the mean: equal sums of rewards in another order differ by about 1e-15 of it
 
@@ -30,12 +32,19 @@ class Normalization:
     """Added to the standard deviation."""
 
     def __post_init__(self) -> None:
-        require_choice("normalize", self.normalize, ("none", "std"))
-        if self.ddof not in (0, 1):
-            raise ConfigError(f"expected `ddof` 0 or 1, got {self.ddof}; 1 is the unbiased one")
+        check_choice("normalize", self.normalize, ("none", "std"))
+        check_ddof("ddof", self.ddof)
         for name, value in (("std_floor", self.std_floor), ("epsilon", self.epsilon)):
-            if not (value >= 0.0 and np.isfinite(value)):
+            check_number(name, value)
+            if not 0.0 <= value < math.inf:
                 raise ConfigError(f"expected `{name}` of 0 or more, got {value}; pass such as 1e-6")
+
+
+def check_ddof(name: str, value: int) -> None:
+    """Raise a `ConfigError` unless the degrees of freedom are 0 or 1."""
+    check_count(name, value, 0)
+    if value > 1:
+        raise ConfigError(f"expected `{name}` 0 or 1, got {value}; 1 is the unbiased one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,17 +92,9 @@ class GroupStatistics:
         offsets, scales = self.means.copy(), np.ones(len(self.means))
         if how.normalize == "std":
             variances = self.squares / np.maximum(self.counts - how.ddof, 1)
-            deviations = np.maximum(np.sqrt(variances), how.std_floor) + how.epsilon
-            with_scale = (deviations > 0.0) & ~(self.uniform & (how.std_floor == 0.0))
+            floor, epsilon = float(how.std_floor), float(how.epsilon)
+            deviations = np.maximum(np.sqrt(variances), floor) + epsilon
+            with_scale = (deviations > 0.0) & ~(self.uniform & (floor == 0.0))
             scales = np.divide(1.0, deviations, out=np.zeros_like(deviations), where=with_scale)
         scales[self.counts < min_size] = 0.0
         return segments.centre_and_scale(values, ids, offsets, scales)
-
-
-def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise a `ConfigError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigError(
-            f"expected `{name}` to be one of {', '.join(map(repr, choices))}, got {value!r}; "
-            f"{did_you_mean(str(value), choices)}"
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.arguments import check_number
 from longstep.credit.rows import Rows
 from longstep.errors import ConfigError
 from longstep.kernels import segments
@@ -39,18 +40,19 @@ def discounted_returns(
         DataError: Lengths differ or a reward is not finite.
         ConfigError: `gamma` is outside [0, 1].
     """
-    rows = Rows.read(rewards, trajectory_ids, mask=mask)
+    rows = Rows.read(rewards, trajectory_ids, None, mask, grouped=False)
     return rows.expand(returns_of(rows, rows.rewards, gamma))
 
 
 def returns_of(rows: Rows, rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     """[M] discounted returns of checked rows under the given [M] rewards."""
-    require_discount("gamma", gamma)
+    check_discount("gamma", gamma)
     in_time = rows.in_time_order(rewards)
-    return rows.in_row_order(segments.discounted_returns(in_time, rows.offsets, gamma))
+    return rows.in_row_order(segments.discounted_returns(in_time, rows.offsets, float(gamma)))
 
 
-def require_discount(name: str, value: float) -> None:
-    """Raise a `ConfigError` unless a discount is in [0, 1]."""
+def check_discount(name: str, value: float) -> None:
+    """Raise a `ConfigError` unless a discount is a number in [0, 1]."""
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"expected `{name}` in [0, 1], got {value}; it is a factor per step")

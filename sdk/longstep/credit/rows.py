@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from longstep.credit.columns import bool_column, float_column, id_codes, require_finite
 from longstep.errors import DataError
 
-__all__ = ["Rows", "bool_column", "float_column", "id_codes", "require_finite", "require_length"]
+__all__ = ["Rows"]
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -49,16 +50,19 @@ class Rows:
         cls,
         rewards: ArrayLike,
         trajectory_ids: ArrayLike,
-        group_ids: ArrayLike | None = None,
+        group_ids: ArrayLike | None,
         mask: ArrayLike | None = None,
+        *,
+        grouped: bool = True,
     ) -> Rows:
         """Check the columns that every estimator takes.
 
         Args:
             rewards: [N] finite numbers.
             trajectory_ids: [N] integers or strings.
-            group_ids: [N] integers or strings; None puts all trajectories into one group.
+            group_ids: [N] integers or strings.
             mask: [N] True where the row counts; None counts all.
+            grouped: False puts all trajectories into one group, whatever `group_ids`.
 
         Raises:
             DataError: Lengths differ, a reward is not finite, or a trajectory is in two groups.
@@ -72,9 +76,8 @@ class Rows:
         rewards_M = all_rewards if kept is None else all_rewards[kept]
         require_finite("rewards", rewards_M, kept)
         trajectory, num_trajectories = id_codes("trajectory_ids", trajectory_ids, num_rows, kept)
-        if group_ids is None:
-            group, num_groups = np.zeros(len(rewards_M), np.int64), 1
-        else:
+        group, num_groups = np.zeros(len(rewards_M), np.int64), 1
+        if grouped:
             group, num_groups = id_codes("group_ids", group_ids, num_rows, kept)
         group_of_trajectory = np.full(num_trajectories, -1, np.int64)
         group_of_trajectory[trajectory] = group
@@ -107,6 +110,11 @@ class Rows:
     def num_trajectories(self) -> int:
         """T, codes that no row has included."""
         return len(self.group_of_trajectory)
+
+    @property
+    def longest(self) -> int:
+        """Number of rows of the longest trajectory."""
+        return int(np.diff(self.offsets).max(initial=0))
 
     @property
     def previous(self) -> NDArray[np.intp]:
@@ -159,95 +167,25 @@ class Rows:
         return self.keep(bool_column(name, values, self.num_rows))
 
     def expand(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """[N] float32 of the caller's rows from [M] values; padding gets 0."""
+        """[N] float32 of the caller's rows from [M] values; padding gets 0.
+
+        Raises:
+            DataError: A value is beyond float32.
+        """
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32)
+        finite = np.isfinite(narrow)
+        if not finite.all():
+            at = int(np.argmin(finite))
+            raise DataError(
+                f"expected results that a float32 holds, got {values[at]} at row {self.caller_row(at)}; "
+                "scale the rewards and the options down"
+            )
         if self.kept is None:
-            return values.astype(np.float32)
+            return narrow
         expanded = np.zeros(self.num_rows, np.float32)
-        expanded[self.kept] = values
+        expanded[self.kept] = narrow
         return expanded
-
-
-def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """[N] float64 of an argument, or a `DataError` that names it."""
-    try:
-        column = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"expected numbers in `{name}`, got {error}; pass one per row") from error
-    require_length(name, column, num_rows)
-    return np.ascontiguousarray(column)
-
-
-def bool_column(name: str, values: ArrayLike, num_rows: int) -> NDArray[np.bool_]:
-    """[N] booleans of an argument, or a `DataError` that names it; the numbers 0 and 1 serve as well."""
-    column = np.asarray(values)
-    require_length(name, column, num_rows)
-    if column.dtype.kind == "b":
-        return column
-    if column.size and (column.dtype.kind not in "iuf" or not np.isin(column, (0, 1)).all()):
-        raise DataError(
-            f"expected True or False per row in `{name}`, got {column.dtype}; pass a boolean array"
-        )
-    return column.astype(np.bool_)
-
-
-def id_codes(
-    name: str, ids: ArrayLike, num_rows: int, kept: NDArray[np.intp] | None = None
-) -> tuple[NDArray[np.int64], int]:
-    """Ids as small integers, and how many codes there may be.
-
-    Small non-negative integers stay as they are; anything else is numbered in sorted order.
-
-    Args:
-        name: The argument's name, for errors.
-        ids: [N] integers or strings.
-        num_rows: N.
-        kept: [M] rows to keep; None keeps all.
-    """
-    column = np.asarray(ids)
-    require_length(name, column, num_rows)
-    if column.size and column.dtype.kind not in "iuUSO":
-        raise DataError(
-            f"expected integers or strings in `{name}`, got {column.dtype}; number them"
-        )
-    column = column if kept is None else column[kept]
-    if not column.size:
-        return np.zeros(0, np.int64), 0
-    if column.dtype.kind in "iu" and column.min() >= 0 and column.max() <= 2 * column.size:
-        return np.ascontiguousarray(column, np.int64), int(column.max()) + 1
-    if column.dtype.kind == "O":
-        numbers: dict[Any, int] = {}
-        codes = [numbers.setdefault(value, len(numbers)) for value in column.tolist()]
-        return np.array(codes, np.int64), len(numbers)
-    unique, inverse = np.unique(column, return_inverse=True)
-    return inverse.astype(np.int64, copy=False), len(unique)
-
-
-def require_finite(
-    name: str, column: NDArray[np.float64], kept: NDArray[np.intp] | None = None
-) -> None:
-    """Raise a `DataError` that names the first row with NaN or an infinity."""
-    finite = np.isfinite(column)
-    if not finite.all():
-        at = int(np.argmin(finite))
-        row = at if kept is None else int(kept[at])
-        raise DataError(
-            f"expected finite numbers in `{name}`, got {column[at]} at row {row}; "
-            "leave that trajectory out or repair its environment"
-        )
-
-
-def require_length(name: str, column: NDArray[Any], num_rows: int | None) -> None:
-    if column.ndim != 1:
-        raise DataError(
-            f"expected one value per row in `{name}`, got an array of shape {column.shape}; "
-            "pass one dimension"
-        )
-    if num_rows is not None and len(column) != num_rows:
-        at = min(len(column), num_rows)
-        raise DataError(
-            f"expected {num_rows} rows in `{name}`, as in the arguments before it, got {len(column)}; "
-            f"the first row without a partner is row {at}"
-        )
 
 
 def _time_order(

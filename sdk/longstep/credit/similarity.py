@@ -12,9 +12,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from longstep.credit.groups import StepGroups
-from longstep.credit.rows import id_codes
-from longstep.errors import ConfigError, DataError, UnsupportedTypeError, did_you_mean
+from longstep.arguments import check_choice, check_number
+from longstep.credit.columns import as_array, bool_column, id_codes, require_length
+from longstep.credit.groups import Anchors, StepGroups, may_anchor
+from longstep.errors import ConfigError, DataError, UnsupportedTypeError
 from longstep.kernels.similarity import greedy_clusters, indel_components
 
 __all__ = ["SimilarityMethod", "group_similar"]
@@ -32,6 +33,8 @@ def group_similar(
     *,
     method: SimilarityMethod = "indel",
     vectors: ArrayLike | None = None,
+    anchors: Anchors | None = None,
+    mask: ArrayLike | None = None,
 ) -> StepGroups:
     """Step groups of rows whose observations are at least `threshold` similar.
 
@@ -57,32 +60,73 @@ def group_similar(
         threshold: In (0, 1]; 1 groups equal observations only. verl-agent's default is 0.95.
         method: See above.
         vectors: [N, D] finite numbers, no row zero. For `"cosine"` only.
+        anchors: Which states may form a group: [N] booleans, or a function that is called once with each distinct text.
+            Other rows are in no group and join no others: "Nothing happens." is similar in every room. None means all.
+        mask: [N] False for padding rows, which are in no group; None counts all rows.
 
     Raises:
-        ConfigError: The threshold is outside (0, 1], the method is unknown, or `vectors` does not go with it.
+        ConfigError: The threshold is outside (0, 1], the method is unknown, or `vectors` or `anchors` does not go with
+            it.
         DataError: Lengths differ, or a vector is zero or not finite.
         UnsupportedTypeError: A text is not a str.
     """
+    check_number("threshold", threshold)
     if not 0 < threshold <= 1:
         raise ConfigError(f"expected a number in (0, 1], got {threshold!r} at `threshold`")
-    if method not in get_args(SimilarityMethod):
-        raise ConfigError(
-            f"expected `indel`, `difflib` or `cosine`, got {method!r} at `method`; "
-            + did_you_mean(str(method), get_args(SimilarityMethod))
-        )
+    check_choice("method", method, get_args(SimilarityMethod))
     if (vectors is None) == (method == "cosine"):
         raise ConfigError(
             f"expected `vectors` with method `cosine` and only then, got method `{method}` "
             f"{'without' if vectors is None else 'with'} `vectors`"
         )
-    num_rows = len(np.asarray(group_ids))
-    groups, _ = id_codes("group_ids", group_ids, num_rows)
+    column = as_array("group_ids", group_ids, "integers or strings")
+    require_length("group_ids", column, None)
+    num_rows = len(column)
+    texts_N = _require_texts(texts, num_rows) if vectors is None else []
+    counted = _counted(anchors, mask, texts_N, num_rows, method)
+    kept = np.flatnonzero(counted)
+    groups, _ = id_codes("group_ids", group_ids, num_rows, kept)
     if vectors is not None:
-        return StepGroups.from_labels(
-            _cosine_labels(_unit_vectors(vectors, num_rows), groups, threshold)
-        )
-    texts_N = _require_texts(texts, num_rows)
-    unique, inverse = _unique_texts(texts_N, groups)
+        found = _cosine_labels(_unit_vectors(vectors, num_rows, kept), groups, float(threshold))
+    else:
+        found = _text_labels([texts_N[row] for row in kept], groups, float(threshold), method)
+    labels = np.full(num_rows, -1, np.int64)
+    labels[kept] = found
+    return StepGroups.from_labels(labels)
+
+
+def _counted(
+    anchors: Anchors | None,
+    mask: ArrayLike | None,
+    texts: list[str],
+    num_rows: int,
+    method: SimilarityMethod,
+) -> NDArray[np.bool_]:
+    """[N] False for rows that are in no group."""
+    counted = np.ones(num_rows, np.bool_)
+    if mask is not None:
+        counted &= bool_column("mask", mask, num_rows)
+    if callable(anchors):
+        if method == "cosine":
+            raise ConfigError(
+                "expected booleans as `anchors` with method `cosine`, got a function, and no texts to ask it about; "
+                "pass one True or False per row"
+            )
+        answers: dict[str, bool] = {}
+        for row, text in enumerate(texts):
+            if text not in answers:
+                answers[text] = may_anchor(anchors, text, row)
+        counted &= np.array([answers[text] for text in texts], np.bool_)
+    elif anchors is not None:
+        counted &= bool_column("anchors", anchors, num_rows)
+    return counted
+
+
+def _text_labels(
+    texts: list[str], groups: NDArray[np.int64], threshold: float, method: SimilarityMethod
+) -> NDArray[np.int64]:
+    """[M] labels of texts by their letters, compared within their group."""
+    unique, inverse = _unique_texts(texts, groups)
     if method == "indel":
         order = sorted(range(len(unique)), key=lambda at: (unique[at][0], len(unique[at][1])))
     else:
@@ -91,12 +135,13 @@ def group_similar(
     bounds = np.flatnonzero(np.diff(ordered_groups, prepend=-1, append=-1)).astype(np.int64)
     label = indel_components if method == "indel" else greedy_clusters
     labels = np.empty(len(order), np.int64)
-    labels[order] = label([unique[at][1] for at in order], bounds, float(threshold))
-    return StepGroups.from_labels(labels[inverse])
+    labels[order] = label([unique[at][1] for at in order], bounds, threshold)
+    return labels[inverse]
 
 
 def _require_texts(texts: Sequence[str] | NDArray[Any] | None, num_rows: int) -> list[str]:
-    if texts is None or isinstance(texts, str):
+    is_sequence = isinstance(texts, Sequence) or getattr(texts, "ndim", 0)
+    if texts is None or isinstance(texts, str | bytes) or not is_sequence:
         raise UnsupportedTypeError(
             f"expected a sequence of str, got {type(texts).__name__} at `texts`; pass one text per row"
         )
@@ -126,24 +171,27 @@ def _unique_texts(
     return list(numbers), inverse
 
 
-def _unit_vectors(vectors: ArrayLike, num_rows: int) -> NDArray[np.float64]:
-    try:
-        vectors_ND = np.asarray(vectors, np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"expected numbers in `vectors`, got {error}") from error
-    if vectors_ND.ndim != 2 or len(vectors_ND) != num_rows:
+def _unit_vectors(vectors: ArrayLike, num_rows: int, kept: NDArray[np.intp]) -> NDArray[np.float64]:
+    """[M, D] the vectors of the rows that count, of length 1."""
+    array = as_array("vectors", vectors, "numbers")
+    if array.ndim != 2 or len(array) != num_rows:
         raise DataError(
-            f"expected `vectors` of shape [{num_rows}, D], one for each row of `group_ids`, got shape {vectors_ND.shape}"
+            f"expected `vectors` of shape [{num_rows}, D], one for each row of `group_ids`, got shape {array.shape}"
         )
-    scale_N = np.abs(vectors_ND).max(axis=1, initial=0.0)
-    bad = np.flatnonzero(~(np.isfinite(scale_N) & (scale_N > 0)))
+    if array.size and array.dtype.kind not in "iuf":
+        raise DataError(
+            f"expected numbers in `vectors`, got an array of {array.dtype}; pass floats"
+        )
+    vectors_MD = array[kept].astype(np.float64)
+    scale_M = np.abs(vectors_MD).max(axis=1, initial=0.0)
+    bad = np.flatnonzero(~(np.isfinite(scale_M) & (scale_M > 0)))
     if len(bad):
         raise DataError(
-            f"expected finite vectors that are not zero, got {vectors_ND[bad[0]]} at row {bad[0]} of `vectors`; "
+            f"expected finite vectors that are not zero, got {vectors_MD[bad[0]]} at row {kept[bad[0]]} of `vectors`; "
             "leave that row out"
         )
-    scaled_ND = vectors_ND / scale_N[:, None]  # so that squares neither overflow nor vanish
-    return scaled_ND / np.linalg.norm(scaled_ND, axis=1, keepdims=True)
+    scaled_MD = vectors_MD / scale_M[:, None]  # so that squares neither overflow nor vanish
+    return scaled_MD / np.linalg.norm(scaled_MD, axis=1, keepdims=True)
 
 
 def _cosine_labels(

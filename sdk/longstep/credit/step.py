@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_choice, check_count
+from longstep.credit.columns import require_length
 from longstep.credit.groups import Anchors, StepGroups, group_rows
-from longstep.credit.relative import GroupStatistics, Normalization, require_choice
-from longstep.credit.rows import Rows, require_length
+from longstep.credit.relative import GroupStatistics, Normalization
+from longstep.credit.rows import Rows
 from longstep.errors import ConfigError, DataError
 from longstep.kernels import segments
 from longstep.kernels.partition import first_appearance_groups
@@ -31,6 +33,7 @@ def given_or_grouped(
         if state_keys is None:
             raise ConfigError("expected `state_keys` or `step_groups`, got neither; pass one")
         return group_rows(rows, state_keys, history_length=history_length, anchors=anchors)
+    check_count("history_length", history_length, 0)
     if history_length or anchors is not None:
         raise ConfigError(
             "expected no `history_length` and no `anchors` beside `step_groups`; "
@@ -42,6 +45,7 @@ def given_or_grouped(
             f"expected StepGroups in `step_groups`, got {type(groups).__name__}; "
             "wrap numbers with `StepGroups.from_labels`"
         )
+    _check_made_by_hand(groups)
     require_length("step_groups", groups.ids, rows.num_rows)
     if rows.kept is not None:
         groups = StepGroups.from_labels(groups.ids[rows.kept])
@@ -56,6 +60,27 @@ def given_or_grouped(
             "group with the same `group_ids`"
         )
     return groups
+
+
+def _check_made_by_hand(groups: StepGroups) -> None:
+    """Raise a `DataError` unless the groups' ids and sizes agree."""
+    for name in ("ids", "sizes"):
+        values: Any = getattr(groups, name)
+        if not isinstance(values, np.ndarray) or cast(Any, values).dtype != np.int64:
+            raise DataError(
+                f"expected an array of int64 as `{name}` of `step_groups`, got {values!r:.60}; make groups with "
+                "`StepGroups.from_labels`"
+            )
+        require_length(f"step_groups.{name}", cast("NDArray[Any]", values), None)
+    ids, num_groups = groups.ids, groups.num_groups
+    agree = bool(((ids >= -1) & (ids < num_groups)).all())
+    if not agree or not np.array_equal(
+        np.bincount(ids[ids >= 0], minlength=num_groups), groups.sizes
+    ):
+        raise DataError(
+            "expected `sizes` of `step_groups` to count the rows of each of its `ids`, got others; make groups with "
+            "`StepGroups.from_labels`"
+        )
 
 
 def step_term(
@@ -77,11 +102,8 @@ def step_term(
         min_size: Smallest number of members that is compared, at least 2.
         repeats: Members are `all` rows, the `first` of each trajectory, or the `mean` over each trajectory's rows.
     """
-    require_choice("repeats", repeats, ("all", "first", "mean"))
-    if min_size < 2:
-        raise ConfigError(
-            f"expected `inner_group_size` of 2 or more, got {min_size}; one member has no mean to beat"
-        )
+    check_choice("repeats", repeats, ("all", "first", "mean"))
+    check_count("inner_group_size", min_size, 2)  # one member has no mean to beat
     values, ids = returns, groups.ids
     if repeats != "all":
         visits, visit_sizes = first_appearance_groups(

@@ -12,6 +12,7 @@ from longstep.credit.episode import (
     LoneEpisode,
     Penalty,
     PenaltyScope,
+    check_episode_term,
     episode_returns,
     episode_term,
 )
@@ -95,6 +96,7 @@ def gigpo(
         UnsupportedTypeError: A state key is of a type without a fixed identity.
         ConfigError: An option has no such value.
     """
+    check_episode_term(baseline, lone_episode)
     rows = Rows.read(rewards, trajectory_ids, group_ids, mask)
     penalty = Penalty.read(rows, valid, invalid_action_penalty, penalty_scope)
     how = Normalization(normalize=normalize, ddof=ddof, std_floor=std_floor, epsilon=epsilon)

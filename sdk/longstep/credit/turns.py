@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from longstep.credit.returns import require_discount
-from longstep.credit.rows import Rows, float_column, require_finite
+from longstep.credit.columns import float_column, require_finite
+from longstep.credit.returns import check_discount
+from longstep.credit.rows import Rows
 from longstep.errors import DataError
 from longstep.kernels import segments
 
@@ -56,9 +57,9 @@ def turn_gae(
             not terminate has no bootstrap value.
         ConfigError: `gamma` or `lam` is outside [0, 1].
     """
-    require_discount("gamma", gamma)
-    require_discount("lam", lam)
-    rows = Rows.read(rewards, trajectory_ids, mask=mask)
+    check_discount("gamma", gamma)
+    check_discount("lam", lam)
+    rows = Rows.read(rewards, trajectory_ids, None, mask, grouped=False)
     values_M = rows.in_time_order(rows.floats("values", values))
     terminated_M = rows.in_time_order(rows.bools("terminated", terminated))
     last = rows.offsets[1:][np.diff(rows.offsets) > 0] - 1
@@ -67,7 +68,7 @@ def turn_gae(
     next_values[:-1] = values_M[1:]
     next_values[last] = _values_at_the_end(rows, terminated_M[last], last, bootstrap_values)
     deltas = rows.in_time_order(rows.rewards) + gamma * next_values - values_M
-    advantages = segments.discounted_returns(deltas, rows.offsets, gamma * lam)
+    advantages = segments.discounted_returns(deltas, rows.offsets, float(gamma * lam))
     return (
         rows.expand(rows.in_row_order(advantages)),
         rows.expand(rows.in_row_order(advantages + values_M)),

@@ -150,5 +150,5 @@ def test_keys_without_identity_are_refused(state_keys: Any, message: str) -> Non
 
 
 def test_labels_must_be_integers() -> None:
-    with pytest.raises(DataError, match="one integer per row in `labels`"):
+    with pytest.raises(DataError, match="integers in `labels`"):
         StepGroups.from_labels(["a", "b"])

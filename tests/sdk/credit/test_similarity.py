@@ -259,3 +259,49 @@ def test_wrong_arguments_are_errors_that_name_them() -> None:
     for bad in (0.0, float("nan"), float("inf")):
         with pytest.raises(DataError, match="row 1 of `vectors`"):
             group_similar(None, [0, 0], 0.9, method="cosine", vectors=[[1.0], [bad]])
+
+
+@pytest.mark.parametrize("method", ["indel", "difflib"])
+def test_texts_that_never_anchor_are_in_no_group_and_join_no_others(
+    backend: str, method: Any
+) -> None:
+    nothing = "Nothing happens, you see."
+    texts = ["Nothing happens, you saw.", nothing, "Nothing happened, you see.", nothing, "A lamp."]
+    groups = [0] * len(texts)
+    joined = group_similar(texts, groups, 0.85, method=method)
+    assert joined.ids.tolist() == [0, 0, 0, 0, 1]
+    asked: list[str] = []
+
+    def anchors(text: str) -> bool:
+        asked.append(text)
+        return text != nothing
+
+    apart = group_similar(texts, groups, 0.93, method=method, anchors=anchors)
+    assert apart.ids.tolist() == [0, -1, 1, -1, 2]  # without what joined them
+    assert sorted(asked) == sorted(set(texts))
+    by_rows = group_similar(
+        texts, groups, 0.93, method=method, anchors=[text != nothing for text in texts]
+    )
+    assert by_rows.ids.tolist() == apart.ids.tolist()
+
+
+def test_vectors_of_rows_that_never_anchor_or_are_padding_are_not_looked_at() -> None:
+    vectors = [[1.0, 0.0], [np.nan, 0.0], [0.0, 0.0], [1.0, 0.0]]
+    groups = group_similar(
+        None,
+        [0, 0, 0, 0],
+        0.9,
+        method="cosine",
+        vectors=vectors,
+        anchors=[True, False, True, True],
+        mask=[True, True, False, True],
+    )
+    assert groups.ids.tolist() == [0, -1, -1, 0]
+    with pytest.raises(ConfigError, match="booleans as `anchors` with method `cosine`"):
+        group_similar(None, [0], 0.9, method="cosine", vectors=[[1.0]], anchors=lambda text: True)
+
+
+def test_padding_rows_change_no_group_of_texts(backend: str) -> None:
+    padded = group_similar(["a b", "a c", "a b"], [0, 0, 0], 0.9, mask=[True, False, True])
+    assert padded.ids.tolist() == [0, -1, 0]
+    assert padded.sizes.tolist() == [2]
