@@ -40,18 +40,22 @@ class Child:
         stdin: bytes = b"",
         environ: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        output: int | None = None,
     ) -> None:
         """Args:
         command: Program and arguments.
         stdin: What it can read from its standard input; it reads soon, or it is little.
         environ: Environment variables beside those of this process.
         pass_fds: File descriptors that it inherits under the same numbers.
+        output: File descriptor that its output and its errors go to; None is where those of this process go.
         """
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             env={**os.environ, **(environ or {})},
             pass_fds=pass_fds,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         _reapers.watch(self.pid)

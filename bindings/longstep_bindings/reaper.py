@@ -2,7 +2,7 @@
 
 The parent writes lines to this process's standard input: `+ PID` for a process to watch over, `- PID` to forget one. When
 the input ends, or the parent is seen to be gone, the watched processes get a moment to end by themselves; what is left,
-each with the whole process group it leads, is killed, and the private socket folders named after them are removed.
+each with the whole process group it leads, is killed, and the private folders named after them are removed.
 
 A process that hangs in native code, or is stopped, cannot do that for itself.
 """
@@ -73,10 +73,11 @@ def is_running(pid: int) -> bool:
 
 
 def remove_folders(pid: int) -> None:
-    """Remove the folders that `transport.private_ipc_address` made in that process."""
-    for root in {tempfile.gettempdir(), "/tmp"}:
-        for folder in Path(root).glob(f"longstep-ipc-{pid}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders that `transport` (sockets) and `actors.folders` (weights) made in that process."""
+    for root in {tempfile.gettempdir(), "/tmp", "/dev/shm"}:
+        for kind in ("ipc", "weights"):
+            for folder in Path(root).glob(f"longstep-{kind}-{pid}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

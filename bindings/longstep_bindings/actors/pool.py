@@ -1,0 +1,578 @@
+"""`ActorPool`: requests spread over actors, whatever happens to these.
+
+Whoever calls `submit` or `poll` does the work of the moment: hands requests to actors that have room, reads answers. What
+must go on when nobody calls is done by the links' threads and by the pool's own, which looks ten times a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longstep.errors import ConfigError, LongstepError, PolicyError, SessionLostError
+from longstep.types import Completion, GenerationRequest
+from longstep_bindings.actors.folders import SHARED_MEMORY
+from longstep_bindings.actors.link import ActorLink, State
+from longstep_bindings.actors.messages import pack_rows
+from longstep_bindings.actors.process import ActorPlace, StartSettings
+from longstep_bindings.actors.spec import ActorSpec, PoolSettings
+from longstep_bindings.actors.tickets import Assigner, Book, Ticket, failed
+from longstep_bindings.actors.weights import Kind, Parcel, Route, pack_parcel
+from longstep_bindings.curve import ClientKeys
+from longstep_bindings.engines.served import EngineDescription, EngineStats, ScoreRow
+from longstep_bindings.envs.places import Place, ServerPlace
+from longstep_bindings.transport import check_address, private_ipc_address
+
+__all__ = ["ActorPool", "ActorStats", "PoolStats"]
+
+_LOOK_S = 0.1
+_SCORE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorStats:
+    """One actor now."""
+
+    address: str
+    state: State
+    policy_version: int
+    num_owed: int
+    """Requests that it has and has not answered."""
+    num_restarts: int
+    num_transfers: int
+    """Times that it was given weights, those of a restart included."""
+    engine: EngineStats
+    """Queue depth and counts, since this actor process started."""
+    tokens_per_s: float
+    """Tokens sampled a second since the last `stats`."""
+    cache_hit_share: float
+    """Share of prompt tokens that were found computed, since the last `stats`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """A pool now."""
+
+    policy_version: int
+    num_queued: int
+    """Requests that wait in the pool for room at an actor."""
+    num_in_flight: int
+    num_resubmitted: int
+    """Times that a request was handed over again because its actor had died."""
+    num_restarts: int
+    num_updates: int
+    """Weight updates, each one transfer to each actor."""
+    actors: tuple[ActorStats, ...]
+
+
+class ActorPool:
+    """Actors that are started and kept alive, or that run elsewhere.
+
+    with ActorPool(ActorSpec(model="out/model"), 2) as pool:
+        policy = ActorPolicy(pool)
+    """
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        num_actors: int = 1,
+        *,
+        log_folder: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        """Start actors on this machine and wait until all of them serve.
+
+        Args:
+            spec: What each of them is.
+            num_actors: How many.
+            log_folder: Where the output of each goes, as `actor-0.log`; None keeps it for error messages only.
+            settings: See `PoolSettings`.
+
+        Raises:
+            ConfigError: An argument cannot be meant, or the engine cannot load the model.
+            LongstepError: An actor could not be started; its own words are in the message.
+        """
+        if type(num_actors) is not int or num_actors < 1:
+            raise ConfigError(f"expected `num_actors` of at least 1, got {num_actors!r}")
+        checked = PoolSettings(**settings)
+        folder = Path(private_ipc_address().removeprefix("ipc://")).parent
+        if log_folder is not None:
+            Path(log_folder).mkdir(parents=True, exist_ok=True)
+        start = StartSettings(
+            start_timeout_s=checked.start_timeout_s,
+            max_in_flight=checked.max_in_flight,
+            lost_after_s=checked.lost_after_s,
+        )
+        places = [
+            ActorPlace(spec, start, log=Path(log_folder or folder) / f"actor-{index}.log")
+            for index in range(num_actors)
+        ]
+        self._begin(places, checked, None, folder)
+
+    @classmethod
+    def connect(
+        cls, addresses: str | Sequence[str], *, keys: ClientKeys | None = None, **settings: Any
+    ) -> Self:
+        """A pool of actors that run elsewhere, as by `longstep serve-actor`; their owner restarts them.
+
+        Args:
+            addresses: One or several.
+            keys: CURVE keys, for addresses on other machines.
+            settings: See `PoolSettings`.
+
+        Raises:
+            DeadlineError: No actor answers at an address.
+            ConfigError: What answers is no actor, or an address needs keys.
+        """
+        listed = [addresses] if isinstance(addresses, str) else list(addresses)
+        for address in listed:
+            check_address(address, has_keys=keys is not None)
+        return cls.of_places([ServerPlace(address) for address in listed], keys=keys, **settings)
+
+    @classmethod
+    def of_places(
+        cls, places: Sequence[Place], *, keys: ClientKeys | None = None, **settings: Any
+    ) -> Self:
+        """A pool of actors that come from somewhere else, such as a cluster's scheduler."""
+        if not places:
+            raise ConfigError("expected at least one actor, got none")
+        pool = cls.__new__(cls)
+        pool._begin(places, PoolSettings(**settings), keys, None)
+        return pool
+
+    def _begin(
+        self,
+        places: Sequence[Place],
+        settings: PoolSettings,
+        keys: ClientKeys | None,
+        folder: Path | None,
+    ) -> None:
+        self.settings = settings
+        self.shared_memory = SHARED_MEMORY
+        """Where weights are put for actors of this machine."""
+        self.lock = threading.RLock()
+        self.failure: LongstepError | None = None
+        """Why no request is answered any more; None while some actor may come back."""
+        self._folder = folder
+        self._book = Book(settings.max_queued)
+        self._assigner = Assigner(settings.affinity_slack)
+        self._newest: Parcel | None = None
+        self._newest_token: str | None = None
+        self._version = 0
+        self._num_updates = 0
+        self._updating = threading.Lock()
+        self._reading = threading.Lock()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._last_counts: dict[int, tuple[float, EngineStats]] = {}
+        self._links: list[ActorLink] = []
+        self._watcher = threading.Thread(target=self._watch, name="longstep-pool", daemon=True)
+        atexit.register(self.close)
+        try:
+            for index, place in enumerate(places):
+                self._links.append(ActorLink(index, place, settings, self, keys))
+            for link in self._links:
+                link.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._version = max(link.policy_version for link in self._links)
+        self._watcher.start()
+
+    # ---- requests ----
+
+    @property
+    def num_actors(self) -> int:
+        """Number of actors, those that are down included."""
+        return len(self._links)
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that were given to all actors last."""
+        return self._version
+
+    @property
+    def descriptions(self) -> tuple[EngineDescription, ...]:
+        """What the actors' engines are."""
+        return tuple(link.description for link in self._links if link.description is not None)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Take requests without waiting for their completions.
+
+        Raises:
+            ConfigError: An id is in use, or more than `max_queued` would wait.
+            PolicyError: No actor is left, or the pool is closed.
+        """
+        with self.lock:
+            self._require_open()
+            self._book.add(requests, self.settings.request_timeout_s)
+        self._dispatch()
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        """Completions that are ready; waits up to `timeout_s` for the first, empty when none came."""
+        end_at = time.monotonic() + timeout_s
+        while True:
+            self._news.clear()
+            self.read()
+            with self.lock:
+                if self._book.ready:
+                    ready, self._book.ready = self._book.ready, []
+                    return ready
+            left_s = end_at - time.monotonic()
+            if left_s <= 0.0 or self._closing.is_set():
+                return []
+            self._news.wait(min(left_s, _LOOK_S))
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Withdraw requests; they are never answered. Unknown ids are passed over."""
+        with self.lock:
+            gone = self._book.withdraw(request_ids)
+        self._withdraw(gone)
+
+    def _withdraw(self, gone: Sequence[Ticket]) -> None:
+        if not gone:
+            return
+        names = {ticket.name for ticket in gone}
+        with self.lock:
+            owed = [[name for name in link.owed if name in names] for link in self._links]
+        for link, theirs in zip(self._links, owed, strict=True):
+            link.withdraw(theirs)
+
+    def _require_open(self) -> None:
+        if self._closing.is_set():
+            raise PolicyError("expected a pool that is open, got one that was closed")
+        if self.failure is not None:
+            raise self.failure
+
+    def _dispatch(self) -> None:
+        """Hand waiting requests to whoever has room."""
+        shares: dict[ActorLink, list[Ticket]] = {}
+        with self.lock:
+
+            def choose(ticket: Ticket) -> ActorLink | None:
+                link = self._assigner.choose(ticket.request.trajectory_id, self._links)
+                if link is not None:
+                    ticket.name = self._assigner.next_name()
+                    link.own([ticket])
+                return link
+
+            for link, ticket in self._book.hand_over(choose):
+                shares.setdefault(link, []).append(ticket)
+            clients = {link: link.client for link in shares}
+        for link, tickets in shares.items():
+            client = clients[link]
+            assert client is not None
+            for ticket, why in link.send(client, tickets):
+                with self.lock:
+                    link.owed.pop(ticket.name, None)
+                    self._fail(ticket, why)
+
+    def read(self) -> None:
+        """Read what has arrived, and hand waiting requests to whoever has room."""
+        with self._reading:
+            for link in self._links:
+                if link.has_arrivals:
+                    self._take(link)
+        self._dispatch()
+
+    def _take(self, link: ActorLink) -> None:
+        done, again, refused = link.read()
+        with self.lock:
+            for ticket, completion in done:
+                whole = dataclasses.replace(
+                    completion,
+                    request_id=ticket.request.request_id,
+                    resubmitted=ticket.resubmitted,
+                )
+                self._book.answer(ticket, whole)
+            self._book.put_back(again)
+            for ticket, why in refused:
+                self._fail(ticket, why)
+
+    def _fail(self, ticket: Ticket, why: str) -> None:
+        self._book.answer(ticket, failed(ticket, why, self._version))
+        self._news.set()
+
+    # ---- called by links ----
+
+    def wake(self) -> None:
+        """Have somebody look at what has arrived."""
+        self._news.set()
+
+    def newest(self) -> tuple[str | None, Parcel | None]:
+        """The weights that every actor must have."""
+        return self._newest_token, self._newest
+
+    def lost(self, tickets: Sequence[Ticket], why: str) -> None:
+        """Have requests answered elsewhere; those that were lost too often have failed."""
+        again: list[Ticket] = []
+        for ticket in tickets:
+            if not ticket.is_open:
+                continue
+            ticket.resubmitted += 1
+            self._book.num_resubmitted += 1
+            if ticket.resubmitted > self.settings.max_resubmits:
+                ticket.resubmitted -= 1
+                self._fail(ticket, f"its actor went down {ticket.resubmitted + 1} times: {why}")
+            else:
+                again.append(ticket)
+        self._book.put_back(again)
+
+    # ---- the pool's own thread ----
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            self.read()
+            now = time.monotonic()
+            with self.lock:
+                late = self._book.expired(now)
+                for ticket in late:
+                    limit_s = self.settings.request_timeout_s
+                    self._fail(
+                        ticket, f"expected an answer within {limit_s:g} s, no actor gave one"
+                    )
+                failures = [link.failure for link in self._links if link.failure is not None]
+                if len(failures) == len(self._links) and self.failure is None:
+                    self.failure = failures[0]
+                if self.failure is not None:
+                    for ticket in self._book.open_tickets():
+                        self._fail(ticket, str(self.failure))
+            self._withdraw(late)
+
+    # ---- all actors at once ----
+
+    def _each(
+        self, links: Sequence[ActorLink], work: Callable[[ActorLink], Any]
+    ) -> list[Any | LongstepError]:
+        """What `work` gives for each link, or the error that it raised; side by side."""
+
+        def attempt(link: ActorLink) -> Any:
+            try:
+                return work(link)
+            except LongstepError as error:
+                return error
+
+        if len(links) == 1:
+            return [attempt(links[0])]
+        with ThreadPoolExecutor(max(1, len(links))) as threads:
+            return list(threads.map(attempt, links))
+
+    def _ready_links(self, timeout_s: float) -> list[ActorLink]:
+        """Links with an actor; waits for the first.
+
+        Raises:
+            PolicyError: There is none within the time.
+        """
+        end_at = time.monotonic() + timeout_s
+        while True:
+            self._require_open()
+            ready = [link for link in self._links if link.state == "ready"]
+            if ready:
+                return ready
+            if time.monotonic() > end_at:
+                raise PolicyError(f"expected an actor within {timeout_s:g} s, all of them are down")
+            self._closing.wait(_LOOK_S / 2)
+
+    def call_all(self, method: str, values: Sequence[Any], *, timeout_s: float) -> list[Any]:
+        """Call a method of every actor's, side by side.
+
+        Args:
+            method: Its name.
+            values: One for each actor.
+            timeout_s: Seconds for all.
+
+        Raises:
+            LongstepError: What the first of the actors that failed raised.
+        """
+
+        def call(link: ActorLink) -> Any:
+            return link.call(method, values[link.index], timeout_s=timeout_s)
+
+        answers = self._each(self._links, call)
+        for answer in answers:
+            if isinstance(answer, LongstepError):
+                raise answer
+        return answers
+
+    def score(self, rows: Sequence[ScoreRow]) -> dict[int, list[NDArray[np.float32]]]:
+        """Log-probabilities of given completions from every actor that is there, by the actor's number.
+
+        Raises:
+            LongstepError: What an actor raised; one that died meanwhile is left out.
+        """
+        packed = pack_rows(rows)
+        links = self._ready_links(self.settings.start_timeout_s)
+        answers = self._each(
+            links, lambda link: link.call("score", packed, timeout_s=_SCORE_TIMEOUT_S)
+        )
+        scores: dict[int, list[NDArray[np.float32]]] = {}
+        for link, answer in zip(links, answers, strict=True):
+            if isinstance(answer, SessionLostError):
+                continue
+            if isinstance(answer, LongstepError):
+                raise answer
+            scores[link.index] = [np.asarray(row, np.float32) for row in answer]
+        return scores
+
+    # ---- weights ----
+
+    def update(
+        self,
+        source: Any,
+        *,
+        kind: Kind,
+        version: int,
+        route: Route = "auto",
+        dtype: str | None = None,
+    ) -> Route:
+        """Have every actor serve new weights; gives the route that they took.
+
+        Actors that are down get them when they are back, before anything else. Requests go on meanwhile.
+
+        Args:
+            source: A model, or the path of a folder or file.
+            kind: Whole weights, or an adapter.
+            version: Their `policy_version`.
+            route: See `weights`; not `cuda`.
+            dtype: Number format to send them in; None keeps it.
+
+        Raises:
+            WeightsError: They do not fit, or there is no room for them; all actors go on with the weights they had.
+            PolicyError: No actor is there.
+        """
+        with self._updating:
+            links = self._ready_links(self.settings.start_timeout_s)
+            parcel = pack_parcel(
+                source,
+                kind=kind,
+                version=version,
+                route=route,
+                shared_memory=self.shared_memory,
+                dtype=dtype,
+            )
+            try:
+                self._deliver(links, parcel)
+            except BaseException:
+                parcel.remove()
+                raise
+            return parcel.route
+
+    def _deliver(self, links: Sequence[ActorLink], parcel: Parcel) -> None:
+        answers = self._each(links, lambda link: link.load_parcel(parcel))
+        refusals = [error for error in answers if isinstance(error, LongstepError)]
+        took = len(answers) - len(refusals)
+        died = [error for error in refusals if isinstance(error, SessionLostError)]
+        if not took and len(refusals) > len(died):
+            raise next(error for error in refusals if error not in died)
+        with self.lock:
+            previous, self._newest = self._newest, parcel
+            self._newest_token, self._version = parcel.token, parcel.version
+            self._num_updates += 1
+        for link, error in zip(links, answers, strict=True):
+            if isinstance(error, LongstepError) and error not in died:
+                link.restart(f"it did not take the weights that others took: {error}")
+        # Whoever became ready while this went on, before it knew of these weights.
+        late = [link for link in self._links if link.state == "ready" and not link.has(parcel)]
+        self._each(late, lambda link: link.load_parcel(parcel))
+        if previous is not None:
+            previous.remove()
+        if not took:
+            self._ready_links(self.settings.start_timeout_s)
+
+    def updated_on_device(self, version: int) -> None:
+        """Take note that every actor has got weights by vLLM's own transfer."""
+        with self.lock:
+            previous, self._newest = self._newest, None
+            self._newest_token, self._version = f"device-{version}", version
+            self._num_updates += 1
+            for link in self._links:
+                link.served_device_weights(version)
+        if previous is not None:
+            previous.remove()
+
+    # ---- numbers, ends ----
+
+    def stats(self) -> PoolStats:
+        """Load, counts and rates. Asks the actors; of one that does not answer at once it tells what is known."""
+        ready = [link for link in self._links if link.state == "ready"]
+        self._each(ready, lambda link: link.ask_counts())
+        with self.lock:
+            return PoolStats(
+                policy_version=self._version,
+                num_queued=len(self._book.queue),
+                num_in_flight=sum(link.load for link in self._links),
+                num_resubmitted=self._book.num_resubmitted,
+                num_restarts=sum(link.num_restarts for link in self._links),
+                num_updates=self._num_updates,
+                actors=tuple(map(self._stats_of, self._links)),
+            )
+
+    def _stats_of(self, link: ActorLink) -> ActorStats:
+        now, counts = time.monotonic(), link.counts
+        then, before = self._last_counts.get(link.index, (now, counts))
+        if counts.num_completions < before.num_completions:  # another process
+            before = EngineStats()
+        self._last_counts[link.index] = (now, counts)
+        num_read = counts.prompt_tokens - before.prompt_tokens
+        num_cached = counts.cached_prompt_tokens - before.cached_prompt_tokens
+        generated = counts.generated_tokens - before.generated_tokens
+        return ActorStats(
+            address=link.address,
+            state=link.state,
+            policy_version=link.policy_version,
+            num_owed=link.load,
+            num_restarts=link.num_restarts,
+            num_transfers=link.num_transfers,
+            engine=counts,
+            tokens_per_s=generated / (now - then) if now > then else 0.0,
+            cache_hit_share=num_cached / num_read if num_read > 0 else 0.0,
+        )
+
+    @property
+    def actor_pids(self) -> list[int | None]:
+        """Process ids of the actors; None where one is not there or runs elsewhere."""
+        return [getattr(link.place, "pid", None) for link in self._links]
+
+    def close(self) -> None:
+        """End the actors that this pool started, and free everything. Idempotent."""
+        atexit.unregister(self.close)
+        self._closing.set()
+        self._news.set()
+        for link in self._links:
+            link.begin_close()
+        for link in self._links:
+            link.close()
+        with suppress(RuntimeError):  # it was never started
+            self._watcher.join()
+        with self.lock:
+            if self._newest is not None:
+                self._newest.remove()
+                self._newest = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
