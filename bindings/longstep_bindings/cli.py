@@ -1,4 +1,4 @@
-"""`longstep serve-env`, `longstep keys` and `longstep bench`."""
+"""`longstep serve-env`, `longstep serve-actor`, `longstep keys` and `longstep bench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from longstep.errors import ConfigError
 
-__all__ = ["bench", "keys", "serve_env"]
+__all__ = ["bench", "keys", "serve_actor", "serve_env"]
 
 
 def serve_env(arguments: Sequence[str]) -> int:
@@ -84,6 +84,70 @@ def serve_env(arguments: Sequence[str]) -> int:
         reset_timeout_s=options.reset_timeout,
     )
     print(f"{spec.name} at {' '.join(server.addresses)}", flush=True)
+    server.serve_forever()
+    return 0
+
+
+def serve_actor(arguments: Sequence[str]) -> int:
+    """Serve a model to trainers in other processes or on other machines, until SIGTERM or Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="longstep serve-actor", description=serve_actor.__doc__)
+    parser.add_argument("--model", required=True, help="a model folder in Hugging Face form")
+    parser.add_argument(
+        "--engine",
+        default="transformers",
+        help="transformers (default), vllm, openai, or `module:function` of another",
+    )
+    parser.add_argument(
+        "--options", type=_json_object, default={}, metavar="JSON", help="the engine's options"
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="ipc://path or tcp://host:port, `*` for a free port; none makes a private ipc address",
+    )
+    parser.add_argument(
+        "--max-in-flight", type=int, default=256, help="requests under way (default 256)"
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="silence after which a trainer counts as gone (default 30)",
+    )
+    parser.add_argument(
+        "--keys", type=Path, metavar="FILE", help="the actor's own `name.key_secret`"
+    )
+    parser.add_argument(
+        "--allow",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="trainers' `name.key` files",
+    )
+    options = parser.parse_args(arguments)
+
+    from longstep_bindings.actors.server import ActorServer
+    from longstep_bindings.engines.opening import open_engine
+    from longstep_bindings.transport import check_address
+
+    server_keys = _server_keys(options.keys, options.allow)
+    if options.bind is not None:  # before minutes are spent on loading the model
+        check_address(options.bind, has_keys=server_keys is not None)
+    engine = open_engine(options.engine, options.model, **options.options)
+    try:
+        server = ActorServer(
+            engine,
+            options.bind,
+            max_in_flight=options.max_in_flight,
+            lost_after_s=options.lost_after,
+            keys=server_keys,
+        )
+    except BaseException:
+        engine.close()
+        raise
+    print(f"{options.model} ({options.engine}) at {server.address}", flush=True)
     server.serve_forever()
     return 0
 
