@@ -16,10 +16,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -29,11 +34,15 @@ from longstep_bindings.transport import is_loopback
 
 if TYPE_CHECKING:
     from longstep_bindings.actors.spec import ActorSpec
+    from longstep_bindings.envs.server import EnvServer
     from longstep_bindings.envs.spec import EnvSpec
 
 __all__ = ["Placement", "RayServers", "place_actors", "place_env_servers"]
 
 _CLOSE_S = 30.0
+_WATCH_S = 0.2
+Opener = Callable[[str, ServerKeys | None], Any]
+"""Gives a server at an address, with its keys: something with `addresses` and `close`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +84,31 @@ def place_env_servers(
         DeadlineError: The cluster has no room for them in time.
         LongstepError: A server could not be started; its own words.
     """
-    arguments = {"spec": spec.to_plain(), "num_workers": num_workers}
-    return RayServers("env", arguments, num_servers, num_workers, placement or Placement())
+    opener = partial(_open_env_server, spec, num_workers)
+    return RayServers(opener, num_servers, num_workers, placement or Placement())
 
 
 def place_actors(
-    spec: ActorSpec, *, num_actors: int, placement: Placement | None = None
+    spec: ActorSpec,
+    *,
+    num_actors: int,
+    placement: Placement | None = None,
+    start_timeout_s: float = 600.0,
 ) -> RayServers:
-    """Actors on the cluster that `ray.init` joined; for `ActorPool`.
+    """Actors on the cluster that `ray.init` joined; for `ActorPool.connect`.
 
     Args:
         spec: The model and engine of each of them.
         num_actors: Actors that Ray places.
         placement: What each gets, such as `num_gpus=1`.
+        start_timeout_s: How long an actor may take to load its model.
 
     Raises:
         DeadlineError: The cluster has no room for them in time.
         LongstepError: An actor could not be started; its own words.
     """
-    return RayServers("actor", {"spec": spec.to_plain()}, num_actors, 1, placement or Placement())
+    opener = partial(_open_actor, spec, start_timeout_s)
+    return RayServers(opener, num_actors, 1, placement or Placement(timeout_s=start_timeout_s))
 
 
 class RayServers:
@@ -101,8 +116,7 @@ class RayServers:
 
     def __init__(
         self,
-        kind: str,
-        arguments: Mapping[str, Any],
+        opener: Opener,
         num_servers: int,
         num_ports: int,
         placement: Placement,
@@ -113,7 +127,7 @@ class RayServers:
         ray = require("ray", extra="ray", needed_by="longstep_bindings.ray")
         if not ray.is_initialized():
             raise ConfigError("expected a Ray cluster, got none; call `ray.init` first")
-        self._ray = ray
+        self._ray, self._timeout_s = ray, placement.timeout_s
         self._holders: list[Any] = []
         self._group: Any = ray.util.placement_group(
             [placement.bundle] * num_servers, strategy=placement.strategy
@@ -128,7 +142,7 @@ class RayServers:
                     _Holder, index, placement, max_restarts=placement.max_restarts
                 )
                 address = f"tcp://{host}:{port}"
-                self._holders.append(holder.remote(kind, dict(arguments), address, server_keys))
+                self._holders.append(holder.remote(opener, address, server_keys))
             self.addresses: list[str] = self._gather(placement.timeout_s)
             """Where the servers are."""
         except BaseException:
@@ -184,13 +198,22 @@ class RayServers:
 
     def nodes(self) -> list[str]:
         """Ray's id of the node that each server runs on, in the order in which they were placed."""
-        answers = [holder.node.remote() for holder in self._holders]
-        return self._ray.get(answers, timeout=_CLOSE_S)
+        return [self._ask(holder, "node") for holder in self._holders]
 
     def pids(self) -> list[int]:
         """Process id, on its node, of the Ray worker that holds each server."""
-        answers = [holder.pid.remote() for holder in self._holders]
-        return self._ray.get(answers, timeout=_CLOSE_S)
+        return [self._ask(holder, "pid") for holder in self._holders]
+
+    def _ask(self, holder: Any, method: str) -> Any:
+        """What a holder says; one that is being restarted is waited for."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._ray.get(getattr(holder, method).remote(), timeout=self._timeout_s)
+            except self._ray.exceptions.ActorUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_WATCH_S)
 
     def close(self) -> None:
         """End the servers and give back their share of the cluster. Idempotent."""
@@ -222,10 +245,8 @@ class RayServers:
 class _Holder:
     """Runs in a Ray worker process and holds one server there."""
 
-    def __init__(
-        self, kind: str, arguments: dict[str, Any], address: str, keys: ServerKeys | None
-    ) -> None:
-        self._server = _OPENERS[kind](arguments, address, keys)
+    def __init__(self, opener: Opener, address: str, keys: ServerKeys | None) -> None:
+        self._server = opener(address, keys)
 
     def addresses(self) -> Sequence[str]:
         return self._server.addresses
@@ -242,22 +263,61 @@ class _Holder:
         self._server.close()
 
 
-def _open_env_server(arguments: dict[str, Any], address: str, keys: ServerKeys | None) -> Any:
+def _open_env_server(
+    spec: EnvSpec, num_workers: int, address: str, keys: ServerKeys | None
+) -> EnvServer:
     from longstep_bindings.envs.server import EnvServer
-    from longstep_bindings.envs.spec import EnvSpec
 
-    spec = EnvSpec.from_plain(arguments["spec"])
-    return EnvServer(spec, address, num_workers=arguments["num_workers"], keys=keys)
+    return EnvServer(spec, address, num_workers=num_workers, keys=keys)
 
 
-def _open_actor(arguments: dict[str, Any], address: str, keys: ServerKeys | None) -> Any:
-    from longstep_bindings.actors.server import ActorServer
-    from longstep_bindings.actors.spec import ActorSpec
+def _open_actor(
+    spec: ActorSpec, start_timeout_s: float, address: str, keys: ServerKeys | None
+) -> _HeldActor:
+    return _HeldActor(spec, start_timeout_s, address, keys)
 
-    return ActorServer(ActorSpec.from_plain(arguments["spec"]), address, keys=keys)
 
+class _HeldActor:
+    """An actor process; when it ends, so does the Ray worker that holds it, and Ray starts both anew."""
 
-_OPENERS = {"env": _open_env_server, "actor": _open_actor}
+    def __init__(
+        self, spec: ActorSpec, start_timeout_s: float, address: str, keys: ServerKeys | None
+    ) -> None:
+        from longstep_bindings.actors.process import ActorPlace, StartSettings
+        from longstep_bindings.actors.spec import PoolSettings
+
+        usual = PoolSettings()
+        settings = StartSettings(
+            start_timeout_s=start_timeout_s,
+            max_in_flight=usual.max_in_flight,
+            lost_after_s=usual.lost_after_s,
+            keys=keys,
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="longstep-ray-")
+        log = Path(self._folder.name) / "actor.log"
+        self._place = ActorPlace(spec, settings, log=log, address=address)
+        self._closing = threading.Event()
+        try:
+            self.addresses = [self._place.open()]
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        threading.Thread(target=self._watch, name="longstep-ray-actor", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_WATCH_S):
+            why = self._place.why_down()
+            if why is not None and not self._closing.is_set():
+                print(f"longstep: {why}", file=sys.stderr, flush=True)
+                self._place.close()
+                self._folder.cleanup()
+                os._exit(1)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._place.begin_close()
+        self._place.close()
+        self._folder.cleanup()
 
 
 def _free_place(num_ports: int) -> tuple[str, int]:
