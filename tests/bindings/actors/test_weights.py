@@ -1,0 +1,298 @@
+"""New weights on their way to actors: each route, what does not fit, what dies meanwhile."""
+
+import json
+import os
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import gather, parts, plain_pool, request, requests, wait_until
+from plain_engine import PlainEngine
+from safetensors.numpy import save_file
+
+from longstep.errors import ConfigError, WeightsError
+from longstep_bindings.actors import ActorPolicy, ActorPool, ActorServer, ActorSpec, Probe, ScoreRow
+from longstep_bindings.actors.inbox import Transfer
+from longstep_bindings.testing import hang, kill, resume
+
+ROUTES = ("shared_memory", "wire", "auto")
+ROW = ScoreRow(
+    prompt_token_ids=np.arange(3, dtype=np.int32), token_ids=np.arange(2, dtype=np.int32)
+)
+
+
+def weights(folder, shape=(4, 2), name="w", **more):
+    path = Path(folder) / "model.safetensors"
+    save_file({name: np.zeros(shape, np.float32), **more}, path)
+    return path
+
+
+def adapter(folder, rank=8, tensor_rank=None, **config):
+    folder = Path(folder) / "adapter"
+    folder.mkdir(exist_ok=True)
+    save_file(
+        {"base_model.model.w.lora_A.weight": np.zeros((tensor_rank or rank, 2), np.float32)},
+        folder / "adapter_model.safetensors",
+    )
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, **config})
+    )
+    return folder
+
+
+def probe(version, tolerance=0.1):
+    return Probe(rows=(ROW,), logprobs=(np.full(2, -version, np.float32),), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_actor_serves_new_weights_after_one_transfer(route, tmp_path):
+    with ActorPolicy(plain_pool(2)) as policy:
+        policy.update_weights(weights(tmp_path), 7, route=route, probe=probe(7))
+        assert policy.policy_version == 7
+        policy.submit(requests("say x", 20))
+        assert {c.policy_version for c in gather(policy, 20).values()} == {7}
+        stats = policy.stats()
+        assert [actor.num_transfers for actor in stats.actors] == [1, 1]
+        assert [actor.policy_version for actor in stats.actors] == [7, 7]
+        assert stats.num_updates == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_actor_serves_a_new_adapter(route, tmp_path):
+    with ActorPolicy(plain_pool(2)) as policy:
+        policy.update_adapter(adapter(tmp_path), 2, route=route, probe=probe(2))
+        assert policy.policy_version == 2
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (4, 3)}, r"expected shape \(4, 2\) for `w`, got \(4, 3\)"),
+        ({"name": "v"}, "got `v`, which it does not have"),
+        ({"x": np.zeros(3, np.float32)}, "got `x`, which it does not have"),
+    ],
+)
+def test_weights_of_another_model_are_refused_and_the_old_ones_go_on(
+    route, change, message, tmp_path
+):
+    with ActorPolicy(plain_pool(2)) as policy:
+        policy.update_weights(weights(tmp_path), 1)
+        with pytest.raises(WeightsError, match=message):
+            policy.update_weights(weights(tmp_path, **change), 2, route=route)
+        assert policy.policy_version == 1
+        policy.submit(requests("say x", 4))
+        assert {c.policy_version for c in gather(policy, 4).values()} == {1}
+        assert policy.stats().num_restarts == 0
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path):
+    with ActorPolicy(plain_pool()) as policy:
+        with pytest.raises(WeightsError, match="rank 8 at most, got rank 16"):
+            policy.update_adapter(adapter(tmp_path, rank=16), 1)
+        with pytest.raises(WeightsError, match=r"expected rank 8 .* got 4"):
+            policy.update_adapter(adapter(tmp_path, tensor_rank=4), 1)
+        with pytest.raises(WeightsError, match=r"adapter_config\.json"):
+            policy.update_adapter(tmp_path, 1)
+        assert policy.policy_version == 0
+
+
+def test_half_a_file_is_never_loaded(tmp_path):
+    path = weights(tmp_path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with ActorPolicy(plain_pool()) as policy:
+        with pytest.raises(WeightsError, match="whole safetensors file"):
+            policy.update_weights(path, 1)
+        path.write_bytes(struct.pack("<Q", 1 << 40))
+        with pytest.raises(WeightsError, match="whole safetensors file"):
+            policy.update_weights(path, 1)
+        with pytest.raises(WeightsError, match="without one"):
+            policy.update_weights(tmp_path / "nowhere", 1)
+        assert policy.policy_version == 0
+
+
+def test_a_probe_tells_that_an_actor_does_not_serve_what_was_sent(tmp_path):
+    with ActorPolicy(plain_pool()) as policy:
+        with pytest.raises(WeightsError, match="actor 0, got a mean difference of 1 "):
+            policy.update_weights(weights(tmp_path), 3, probe=probe(4))
+        policy.update_weights(weights(tmp_path), 4, probe=probe(4.05))
+
+
+def test_wrong_arguments_of_an_update_are_refused(tmp_path):
+    with ActorPolicy(plain_pool()) as policy:
+        with pytest.raises(ConfigError, match="did you mean `shared_memory`"):
+            policy.update_weights(weights(tmp_path), 1, route="shared-memory")
+        with pytest.raises(ConfigError, match="expected a model or the path of one, got 3"):
+            policy.update_weights(3, 1)
+        with pytest.raises(ConfigError, match='another route for an adapter than "cuda"'):
+            policy.update_adapter(adapter(tmp_path), 1, route="cuda")
+        with pytest.raises(ConfigError, match="on a GPU"):
+            policy.update_weights(weights(tmp_path), 1, route="cuda")
+    with pytest.raises(ConfigError, match="at least one row"):
+        Probe(rows=(), logprobs=())
+
+
+def test_requests_go_on_while_weights_are_loaded(tmp_path):
+    with ActorPolicy(plain_pool(options={"load_s": 1.0})) as policy:
+        update = threading.Thread(target=policy.update_weights, args=(weights(tmp_path), 1))
+        update.start()
+        policy.submit(requests("say x", 10))
+        assert {c.policy_version for c in gather(policy, 10).values()} == {0}
+        assert update.is_alive()
+        update.join()
+        policy.submit(requests("say x", 10))
+        assert {c.policy_version for c in gather(policy, 10).values()} == {1}
+
+
+@pytest.mark.parametrize("route", ["shared_memory", "wire"])
+def test_a_restarted_actor_gets_the_newest_weights_before_anything_else(route, tmp_path):
+    with ActorPolicy(plain_pool(1)) as policy:
+        for version in (1, 2, 3):
+            policy.update_weights(weights(tmp_path), version, route=route)
+        policy.submit(requests("wait 0.3 x", 10))
+        kill(policy.pool.actor_pids[0])
+        got = gather(policy, 10)
+        assert {(c.policy_version, c.resubmitted) for c in got.values()} == {(3, 1)}
+        assert policy.stats().actors[0].num_transfers == 4
+
+
+def test_an_actor_that_dies_while_it_gets_weights_serves_them_when_it_is_back(tmp_path):
+    with ActorPolicy(plain_pool(2, options={"load_s": 1.5})) as policy:
+        victim = policy.pool.actor_pids[0]
+        threading.Timer(0.5, kill, [victim]).start()
+        policy.update_weights(weights(tmp_path), 1)
+        assert policy.policy_version == 1
+        wait_until(lambda: {a.state for a in policy.stats().actors} == {"ready"})
+        policy.submit(requests("say x", 40))
+        got = gather(policy, 40)
+        assert {c.policy_version for c in got.values()} == {1}
+        assert len({parts(c)[1] for c in got.values()}) == 2
+
+
+def test_the_only_actor_dies_while_it_gets_weights(tmp_path):
+    with ActorPolicy(plain_pool(1, options={"load_s": 1.0})) as policy:
+        threading.Timer(0.3, kill, [policy.pool.actor_pids[0]]).start()
+        policy.update_weights(weights(tmp_path), 1)
+        policy.submit([request("a", "say x")])
+        assert gather(policy, 1)["a"].policy_version == 1
+
+
+def test_an_actor_that_stops_while_it_gets_weights_is_replaced(tmp_path):
+    with ActorPolicy(plain_pool(2, options={"load_s": 1.0}, lost_after_s=2.0)) as policy:
+        stopped = policy.pool.actor_pids[0]
+        threading.Timer(0.3, hang, [stopped]).start()
+        policy.update_weights(weights(tmp_path), 1)
+        resume(stopped)
+        wait_until(lambda: {a.state for a in policy.stats().actors} == {"ready"})
+        assert {a.policy_version for a in policy.stats().actors} == {1}
+
+
+def test_an_actor_elsewhere_keeps_its_weights_when_the_connection_is_made_again(tmp_path):
+    with ActorServer(PlainEngine("any")) as server:
+        with ActorPolicy(ActorPool.connect(server.address)) as policy:
+            policy.update_weights(weights(tmp_path), 5)
+        with ActorPolicy(ActorPool.connect(server.address)) as policy:
+            assert policy.policy_version == 5
+            assert policy.stats().actors[0].num_transfers == 0
+
+
+# ---- room, and what is left ----
+
+
+def left():
+    return [name for name in os.listdir("/dev/shm") if name.startswith("longstep-weights-")]
+
+
+class Tensors:
+    """As much of a model as is packed."""
+
+    def __init__(self, num_bytes):
+        import torch
+
+        self.tensor = torch.zeros(num_bytes // 4)
+
+    def state_dict(self):
+        return {"w": self.tensor[:8].reshape(4, 2), "more": self.tensor}
+
+
+@pytest.fixture
+def small_memory(tmp_path):
+    """A memory file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def any_pool():
+    return ActorPool(ActorSpec(model="any", engine="plain_engine:TakesAnything"))
+
+
+def test_a_full_memory_file_system_is_one_clear_error(small_memory):
+    with ActorPolicy(any_pool()) as policy:
+        policy.pool.shared_memory = small_memory
+        with pytest.raises(WeightsError, match=r"expected room for 4\.0 MiB .* which is full"):
+            policy.update_weights(Tensors(4 << 20), 1, route="shared_memory")
+        assert policy.policy_version == 0
+        assert os.listdir(small_memory) == []
+
+
+def test_auto_sends_over_the_wire_when_the_memory_file_system_is_full(small_memory):
+    with ActorPolicy(any_pool()) as policy:
+        policy.pool.shared_memory = small_memory
+        with pytest.warns(RuntimeWarning, match="sent over the wire"):
+            policy.update_weights(Tensors(4 << 20), 1)
+        assert (policy.policy_version, policy.last_route) == (1, "wire")
+        policy.update_weights(Tensors(1 << 18), 2)
+        assert (policy.policy_version, policy.last_route) == (2, "shared_memory")
+
+
+def test_room_is_seen_at_the_actor_too(small_memory):
+    with pytest.raises(WeightsError, match="which is full"):
+        Transfer({"model.safetensors": 4 << 20}, small_memory)
+    assert os.listdir(small_memory) == []
+
+
+def test_files_go_when_newer_ones_serve_and_when_the_pool_is_closed():
+    before = set(left())
+    with ActorPolicy(any_pool()) as policy:
+        for version in (1, 2, 3):
+            policy.update_weights(Tensors(1 << 16), version, route=ROUTES[version % 3])
+            assert len(set(left()) - before) <= 1  # the newest, for actors that are restarted
+    assert set(left()) <= before
+
+
+def test_files_of_a_refused_update_go_at_once():
+    before = set(left())
+    with ActorPolicy(plain_pool()) as policy:
+        with pytest.raises(WeightsError, match="`more`, which it does not have"):
+            policy.update_weights(Tensors(1 << 16), 1)
+        assert set(left()) <= before
+
+
+def test_a_piece_that_was_changed_on_the_way_is_refused():
+    transfer = Transfer({"a": 8})
+    try:
+        with pytest.raises(WeightsError, match="expected checksum"):
+            transfer.write("a", 0, np.zeros(8, np.uint8), 1)
+        with pytest.raises(WeightsError, match="8 bytes less"):
+            transfer.finish()
+    finally:
+        transfer.close()
+
+
+@pytest.mark.parametrize("name", ["../a", ".a", "a/b", ""])
+def test_a_file_cannot_be_put_elsewhere(name):
+    with pytest.raises(ConnectionError, match="a file's name"):
+        Transfer({name: 8})
+
+
+def test_an_engine_that_takes_no_weights_from_a_gpu_says_so(tmp_path):
+    with plain_pool() as pool, pytest.raises(ConfigError, match='route="cuda", got `plain`'):
+        pool.call_all("start_weight_update", [None], timeout_s=10.0)
