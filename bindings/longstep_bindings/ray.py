@@ -15,9 +15,9 @@ Between machines traffic is encrypted: a key pair for the servers and one for th
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from longstep.errors import ConfigError, DeadlineError, LongstepError, require
 from longstep_bindings.curve import ClientKeys, KeyPair, ServerKeys
-from longstep_bindings.transport import is_loopback
+from longstep_bindings.transport import is_loopback, private_ipc_address
 
 if TYPE_CHECKING:
     from longstep_bindings.actors.spec import ActorSpec
@@ -293,14 +293,14 @@ class _HeldActor:
             lost_after_s=usual.lost_after_s,
             keys=keys,
         )
-        self._folder = tempfile.TemporaryDirectory(prefix="longstep-ray-")
-        log = Path(self._folder.name) / "actor.log"
-        self._place = ActorPlace(spec, settings, log=log, address=address)
+        # A folder that a later start sweeps up if this process is killed.
+        self._folder = Path(private_ipc_address().removeprefix("ipc://")).parent
+        self._place = ActorPlace(spec, settings, log=self._folder / "actor.log", address=address)
         self._closing = threading.Event()
         try:
             self.addresses = [self._place.open()]
         except BaseException:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         threading.Thread(target=self._watch, name="longstep-ray-actor", daemon=True).start()
 
@@ -310,14 +310,14 @@ class _HeldActor:
             if why is not None and not self._closing.is_set():
                 print(f"longstep: {why}", file=sys.stderr, flush=True)
                 self._place.close()
-                self._folder.cleanup()
+                shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(1)
 
     def close(self) -> None:
         self._closing.set()
         self._place.begin_close()
         self._place.close()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _free_place(num_ports: int) -> tuple[str, int]:
