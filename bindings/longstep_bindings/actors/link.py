@@ -6,6 +6,7 @@ another actor, loads the newest weights into it, and lets requests through again
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -414,7 +415,7 @@ class ActorLink:
             self._trouble.set()
 
     def _connected(self, address: str) -> Client:
-        return Client(
+        client = Client(
             address,
             service=SERVICE,
             version=VERSION,
@@ -422,6 +423,8 @@ class ActorLink:
             keys=self._keys,
             limits=LIMITS,
         )
+        atexit.unregister(client.close)  # the pool closes it; before, its end would look like a death
+        return client
 
     def _run(self) -> None:
         try:
