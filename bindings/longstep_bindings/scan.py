@@ -13,6 +13,9 @@ After a complete walk every claimed member is known to exist, so decoding alloca
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import msgpack
 
 from longstep.errors import ProtocolError
@@ -20,6 +23,9 @@ from longstep.errors import ProtocolError
 __all__ = ["check_body"]
 
 _CEILING = 4096
+_KEPT_BYTES = 1 << 20
+"""Bodies up to this size are walked in a buffer that each thread keeps: a new one costs as much as the walk."""
+_kept = threading.local()
 
 
 def check_body(body: bytes | memoryview, *, max_depth: int, max_items: int) -> None:
@@ -33,7 +39,13 @@ def check_body(body: bytes | memoryview, *, max_depth: int, max_items: int) -> N
 def _skip(body: bytes | memoryview, max_depth: int) -> None:
     # a body of few bytes cannot hold more containers than it has bytes
     prefix = b"\x91" * (_STACK_DEPTH - max_depth) if len(body) > max_depth else b""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(prefix) + len(body) + 1)
+    size = len(prefix) + len(body)
+    unpacker: Any = getattr(_kept, "unpacker", None) if size < _KEPT_BYTES else None
+    if unpacker is None:
+        most = max(size + 1, _KEPT_BYTES)
+        unpacker = msgpack.Unpacker(read_size=min(size + 1, 4096), max_buffer_size=most)
+    _kept.unpacker = None
+    start = unpacker.tell()
     unpacker.feed(prefix)
     unpacker.feed(body)
     try:
@@ -44,9 +56,11 @@ def _skip(body: bytes | memoryview, max_depth: int) -> None:
         raise ProtocolError(f"expected at most {max_depth} nested containers, got more") from None
     except Exception as error:  # the parser's own errors, of several unrelated classes
         raise ProtocolError(f"expected msgpack, got {type(error).__name__}") from None
-    excess = len(prefix) + len(body) - unpacker.tell()
+    excess = start + size - unpacker.tell()
     if excess:
         raise ProtocolError(f"expected one msgpack value, got {excess} bytes after it")
+    if size < _KEPT_BYTES:
+        _kept.unpacker = unpacker
 
 
 def _walk(body: memoryview, max_depth: int, max_items: int) -> None:

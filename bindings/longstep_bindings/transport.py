@@ -24,6 +24,8 @@ __all__ = ["check_address", "is_loopback", "private_ipc_address", "receive", "se
 
 ZERO_COPY_BYTES = 256 * 1024
 """Frames from this size are handed over to libzmq without a copy; below it the copy is cheaper."""
+_VIEW_BYTES = 16 * 1024
+"""Frames from this size are read where libzmq put them."""
 _NOW = int(
     zmq.DONTWAIT
 )  # plain integers: an operation on zmq's enums costs as much as receiving a frame
@@ -132,7 +134,7 @@ def receive(
         num_frames += 1
         total += size
         if num_frames <= limits.max_frames + 2 and total <= limits.max_message_bytes:
-            frames.append(frame.bytes if size < ZERO_COPY_BYTES or num_frames < 3 else frame.buffer)
+            frames.append(frame.bytes if size < _VIEW_BYTES or num_frames == 1 else frame.buffer)
         else:
             frames.clear()
     if num_frames > limits.max_frames + 2 or total > limits.max_message_bytes:

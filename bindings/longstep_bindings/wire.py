@@ -15,7 +15,7 @@ the untyped msgpack package.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -35,7 +35,6 @@ _MARKS: dict[type, Any] = {
     set: msgpack.ExtType(_MARK, b"s"),
     frozenset: msgpack.ExtType(_MARK, b"f"),
 }
-_MARK_BYTES = b"\xd4\x03"
 
 
 def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
@@ -48,8 +47,10 @@ def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     body = b""
     try:
         body = msgpack.Packer(strict_types=True, default=special).pack(value)
-        check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
-        wrong = special.may_be_key or _may_hold_nan(body)
+        wrong = special.may_be_key
+        if not _is_table(value, limits):
+            check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
+            wrong |= _may_hold_nan(body)
         said = _complain(value, limits) if wrong else None
     except Exception as error:  # several unrelated classes, none of which names the place
         said = _complain(value, limits) or f"expected a value that can travel, got {error!r:.200}"
@@ -72,27 +73,49 @@ def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS
     if not frames:
         raise ProtocolError("expected a body frame, got none")
     check_frame_sizes(frames, limits)
-    body = bytes(frames[0])
+    body = frames[0]
     check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
     reader = ArrayReader(frames[1:])
-    marked = b"\xd4" in body and _MARK_BYTES in body  # one byte is found much faster than two
     try:
-        value = msgpack.unpackb(
+        value = _unpack(body, reader, marked=False)
+    except _MarkedError:
+        reader = ArrayReader(frames[1:])
+        value = _unpack(body, reader, marked=True)
+        if type(value) is _Mark:
+            raise ProtocolError("expected a value, got a bare mark") from None
+    reader.finish()
+    return value
+
+
+def _unpack(body: bytes | memoryview, reader: ArrayReader, *, marked: bool) -> Any:
+    """The value of a checked body.
+
+    Args:
+        body: The first frame.
+        reader: Of its arrays.
+        marked: True to read marks, which costs a call for each list and map. False raises `_MarkedError` at one.
+    """
+
+    def read_ext(code: int, payload: bytes) -> Any:
+        if code != _MARK:
+            return reader.read(code, payload)
+        if not marked:
+            raise _MarkedError
+        return _Mark(payload)
+
+    try:
+        return msgpack.unpackb(
             body,
-            ext_hook=(lambda *ext: _read_ext(reader, *ext)) if marked else reader.read,
+            ext_hook=read_ext,
             list_hook=_unmark if marked else None,
             object_hook=_check_map if marked else None,
             strict_map_key=False,
             timestamp=1,
         )
-        if marked and type(value) is _Mark:
-            raise ProtocolError("expected a value, got a bare mark")
-    except ProtocolError:
+    except (ProtocolError, _MarkedError):
         raise
     except Exception as error:  # msgpack and numpy raise several unrelated classes
         raise ProtocolError(f"expected a valid body, got {type(error).__name__}") from None
-    reader.finish()
-    return value
 
 
 def check_frame_sizes(frames: Sequence[bytes | memoryview], limits: Limits) -> None:
@@ -112,6 +135,29 @@ def check_frame_sizes(frames: Sequence[bytes | memoryview], limits: Limits) -> N
         raise ProtocolError(
             f"expected a message of at most {limits.max_message_bytes} bytes, got {sum(sizes)}"
         )
+
+
+_LEAVES = frozenset((str, int, bool, bytes, type(None), np.ndarray))
+
+
+def _is_table(value: Any, limits: Limits) -> bool:
+    """True for a list of columns that hold leaves and no floats, and no more than may be: the packed bytes need no walk.
+
+    So are batches of steps. Looking at the types of their texts costs a fraction of looking at every byte.
+    """
+    if type(value) is not list or limits.max_depth < 3:
+        return False
+    items = cast(list[Any], value)
+    num_items = 1 + len(items)
+    for column in items:
+        if type(column) is list:
+            cells = cast(list[Any], column)
+            num_items += len(cells)
+            if not _LEAVES.issuperset(map(type, cells)):
+                return False
+        elif type(column) not in _LEAVES:
+            return False
+    return num_items <= limits.max_items
 
 
 class _Special:
@@ -164,6 +210,10 @@ def _complain(value: Any, limits: Limits) -> str | None:
     return complaint(value, limits, pack_leaf)
 
 
+class _MarkedError(Exception):
+    """A body holds more than lists, maps and leaves."""
+
+
 class _Mark:
     """Stands at the head of a decoded list that was something else; never leaves this module."""
 
@@ -172,10 +222,6 @@ class _Mark:
 
     def __init__(self, kind: bytes) -> None:
         self.kind = kind
-
-
-def _read_ext(reader: ArrayReader, code: int, payload: bytes) -> Any:
-    return _Mark(payload) if code == _MARK else reader.read(code, payload)
 
 
 def _check_map(items: dict[Any, Any]) -> dict[Any, Any]:

@@ -22,7 +22,7 @@ from longstep.env import LLMAgentEnv
 from longstep.errors import ProtocolError
 from longstep.spaces import TextSpace
 from longstep.text_actions import decode_action
-from longstep.types import Task
+from longstep_bindings.envs.recovery import History
 
 __all__ = ["LocalAgent"]
 
@@ -63,11 +63,8 @@ class LocalAgent:
         self._info: dict[str, Any] = {}
         self._raw_info: dict[str, Any] = {}
         self.in_episode = False
-        self.task: Task | None = None
-        self.actions: list[str] = []
-        """Completions that were answered since the reset."""
-        self.keys: list[bytes] = []
-        """State keys since the reset, one more than completions."""
+        self.history: History | None = None
+        """Task, completions that were answered since its reset, and state keys; None before, and after a failure."""
 
     def outgoing(self, command: EnvCommand) -> EnvCommand | EnvResult:
         """What to send for a command, or its result if there is nothing to be sent."""
@@ -92,7 +89,7 @@ class LocalAgent:
         command = self._pending
         assert command is not None
         if result.error is not None:
-            self.in_episode, self.task = False, None
+            self.in_episode, self.history = False, None
             return result
         self._raw_info = result.info
         told = (result.observation, result.reward, result.terminated, result.truncated, result.info)
@@ -108,14 +105,15 @@ class LocalAgent:
                 observation, info = self._agent.reset(
                     seed=command.task.seed, options=None if options is None else dict(options)
                 )
-                self.task, self.actions, self.keys = command.task, [], []
+                self.history = History(command.task, [], [])
             else:
                 assert command.action is not None
+                assert self.history is not None
                 observation, reward, terminated, truncated, info = self._agent.step(command.action)
-                self.actions.append(command.action)
+                self.history.actions.append(command.action)
         except Exception as error:
             return self._failed(command, f"{type(error).__name__}: {error}")
-        self.keys.append(info["state_key"])
+        self.history.keys.append(info["state_key"])
         self._info, self.in_episode = info, not (terminated or truncated)
         return EnvResult(
             slot=command.slot,
@@ -130,7 +128,7 @@ class LocalAgent:
         )
 
     def _failed(self, command: EnvCommand, error: str) -> EnvResult:
-        self.in_episode, self.task = False, None
+        self.in_episode, self.history = False, None
         return EnvResult(
             slot=command.slot,
             command_id=command.command_id,

@@ -17,10 +17,11 @@ import os
 import tempfile
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Board", "new_board_file"]
+__all__ = ["Board", "Line", "new_board_file"]
 
 _NUM_LINES = 4096
 _LINES_BYTES = _NUM_LINES * 24
@@ -49,22 +50,19 @@ class Board:
         self._beat = view[_LINES_BYTES:].cast("d")
         view.release()
         self._num_lines = 0
+        self._free: list[int] = []
 
-    def new_line(self) -> int:
-        """A line for one more thread; threads beyond the last share it, and are not seen by all."""
-        self._num_lines += 1
-        return min(self._num_lines, _NUM_LINES) - 1
+    def new_line(self, owner: int) -> Line:
+        """A line for one more thread; those beyond the last share it, and what they execute is not seen by all."""
+        number = self._free.pop() if self._free else min(self._num_lines, _NUM_LINES - 1)
+        self._num_lines = max(self._num_lines, number + 1)
+        return Line(number, owner, self._deadlines, self._owners, self._slots, self._beat)
 
-    def begin(self, line: int, owner: int, slot: int, deadline: float) -> None:
-        """Write what the thread of `line` executes from now on."""
-        self._owners[line] = owner
-        self._slots[line] = slot
-        self._deadlines[line] = deadline
-
-    def end(self, line: int) -> None:
-        """Write that it executes nothing."""
-        self._beat[0] = time.monotonic()  # first: what was executed may have held up the beats
-        self._deadlines[line] = 0.0
+    def release(self, line: Line) -> None:
+        """Let another thread have a line."""
+        line.end()
+        if line.number < _NUM_LINES - 1:
+            self._free.append(line.number)
 
     def running(self) -> list[tuple[float, int, int]]:
         """What is executed: deadline, owner and slot."""
@@ -95,3 +93,29 @@ class Board:
         for view in (self._deadlines, self._owners, self._slots, self._beat):
             view.release()
         self._memory.close()
+
+
+class Line:
+    """What one thread executes."""
+
+    __slots__ = ("_beat", "_deadlines", "_owner", "_owners", "_slots", "number")
+
+    def __init__(
+        self, number: int, owner: int, deadlines: Any, owners: Any, slots: Any, beat: Any
+    ) -> None:
+        """Made by `Board.new_line`."""
+        self.number = number
+        self._owner = owner
+        self._deadlines, self._owners, self._slots, self._beat = deadlines, owners, slots, beat
+
+    def begin(self, slot: int, deadline: float) -> None:
+        """Write what is executed from now on."""
+        number = self.number
+        self._owners[number] = self._owner
+        self._slots[number] = slot
+        self._deadlines[number] = deadline
+
+    def end(self) -> None:
+        """Write that nothing is executed."""
+        self._beat[0] = time.monotonic()  # first: what was executed may have held up the beats
+        self._deadlines[self.number] = 0.0

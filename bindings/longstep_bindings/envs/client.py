@@ -3,6 +3,9 @@
 Commands go to each worker in one message and results come back in one, so that a step costs little more than its share
 of two messages. Workers do not wait for each other. A worker that dies or hangs is replaced, its environments are built
 again from seeds and actions, and the state keys are compared; see `recovery`.
+
+Who steps many environments sends a `CommandBatch` and reads the columns of the `ResultBatch` that comes: a step then costs
+a few microseconds here, of which the records would be most.
 """
 
 from __future__ import annotations
@@ -10,27 +13,34 @@ from __future__ import annotations
 import atexit
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from longstep.commands import EnvCommand, EnvResult, next_command_id
+from longstep.commands import (
+    EnvCommand,
+    EnvResult,
+    ResultBatch,
+    check_commands,
+    next_command_id,
+)
 from longstep.errors import ConfigError
+from longstep.lockstep import LockstepEnv
 from longstep.types import Task
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.agents import LocalAgent
-from longstep_bindings.envs.link import Link, LinkSettings
+from longstep_bindings.envs.link import Link, LinkSettings, Share, next_share_number
 from longstep_bindings.envs.places import LocalPlace, Place, ServerPlace
 from longstep_bindings.envs.process import WorkerSettings
-from longstep_bindings.envs.recovery import SlotLog
+from longstep_bindings.envs.recovery import History
 from longstep_bindings.envs.spec import EnvSpec
 from longstep_bindings.terms import Terms
 
 __all__ = ["RemoteVectorEnv"]
 
 
-class RemoteVectorEnv:
+class RemoteVectorEnv(LockstepEnv):
     """Environments in worker processes of this machine, or at servers (`connect`).
 
     Same seeds and same actions give the same results as in process, byte for byte. What an environment puts in its info
@@ -40,6 +50,9 @@ class RemoteVectorEnv:
     ...     envs.send([EnvCommand(slot=3, command_id=1, task=Task(env_id="longstep/KeyDoor-v0", seed=7))])
     ...     [(result.slot, result.error) for result in envs.recv()]
     [(3, None)]
+    ...     observations, infos = envs.reset(seeds=[7, 8], group_size=2)
+    ...     observations[0] == observations[1]
+    True
     """
 
     def __init__(
@@ -161,36 +174,51 @@ class RemoteVectorEnv:
     ) -> None:
         self._num_envs = num_envs
         self._busy: set[int] = set()
-        self._ready: dict[int, EnvResult] = {}
+        self._in_episode = [False] * num_envs
+        self._ready: dict[int, ResultBatch] = {}
+        """What `recv` gives next, by number of the share."""
+        self._arrived: dict[int, ResultBatch] = {}
+        """What agents have yet to take; nothing ever without agents."""
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._links: list[Link] = []
-        bounds = [index * num_envs // len(places) for index in range(len(places) + 1)]
+        self._agents: list[LocalAgent] = []
         atexit.register(self.close)
         try:
-            for place, first, end in zip(places, bounds, bounds[1:], strict=False):
-                link = Link(place, first, end - first, settings, self._wake)
-                self._links.append(link)
+            for place, slots in zip(places, _spread(num_envs, len(places)), strict=True):
+                self._links.append(self._link(place, slots, settings))
             for link in self._links:
                 link.wait_ready()
+            self._use_agents(agent_kwargs, wrap=wrap)
         except BaseException:
             self.close()
             raise
-        self._link_of = [link for link in self._links for _ in range(link.num_slots)]
+
+    def _link(self, place: Place, slots: range, settings: LinkSettings) -> Link:
+        return Link(
+            place,
+            slots,
+            settings,
+            self._wake,
+            arrived=self._ready,
+            in_episode=self._in_episode,
+        )
+
+    def _use_agents(self, agent_kwargs: Mapping[str, Any], *, wrap: bool) -> None:
+        """Learn what the workers serve; if that is raw and is not to stay so, put agents around it here."""
         traits = self._links[0].traits
         self.env_id: str | None = traits.get("env_id")
         """The id that tasks name; None when any will do."""
         self.kind = traits["kind"]
         """`agent` when results have prompts, `raw` when they are the environment's own."""
-        self._agents: list[LocalAgent] = []
-        if wrap and self.kind == "raw":
-            self.kind = "agent"
-            self._agents = [LocalAgent(agent_kwargs, traits) for _ in range(num_envs)]
-        self._arrived = {} if self._agents else self._ready  # agents have yet to take what arrives
+        self._link_of = [link for link in self._links for _ in link.slots]
+        if not wrap or self.kind == "agent":
+            return
+        self.kind = "agent"
+        self._agents = [LocalAgent(agent_kwargs, traits) for _ in range(self._num_envs)]
+        self._in_episode = [False] * self._num_envs
         for link in self._links:
             link.arrived = self._arrived
-        logs = [log for link in self._links for log in link.logs]
-        self._histories: Sequence[SlotLog | LocalAgent] = self._agents or logs
 
     def _wake(self) -> None:
         self._woken.put(None)
@@ -211,24 +239,35 @@ class RemoteVectorEnv:
         """
         if self._is_closed:
             raise ConfigError("expected open environments, these were closed")
-        busy = set(self._busy)
-        shares: dict[Link, list[EnvCommand]] = {}
-        for command in commands:
-            self._check(command, busy)
-            busy.add(command.slot)
-            if not self._agents:
-                shares.setdefault(self._link_of[command.slot], []).append(command)
-        self._busy = busy
-        for command in commands if self._agents else ():
-            outgoing = self._agents[command.slot].outgoing(command)
-            if isinstance(outgoing, EnvResult):
-                self._ready[command.slot] = outgoing
-            else:
-                shares.setdefault(self._link_of[command.slot], []).append(outgoing)
-        for link, share in shares.items():
+        self._busy = check_commands(
+            commands, busy=self._busy, in_episode=self._in_episode, env_id=self.env_id
+        )
+        if self._agents:
+            commands = list(self._to_send(commands))
+        for link, share in list(self._shares(commands)):
             link.send(share)
 
-    def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> list[EnvResult]:
+    def _to_send(self, commands: Sequence[EnvCommand]) -> Iterator[EnvCommand]:
+        """What agents make of commands; those that need no worker are answered at once."""
+        for command in commands:
+            outgoing = self._agents[command.slot].outgoing(command)
+            if isinstance(outgoing, EnvCommand):
+                yield outgoing
+            else:
+                self._answer(next_share_number(), [outgoing])
+
+    def _shares(self, commands: Sequence[EnvCommand]) -> Iterator[tuple[Link, Share]]:
+        """Each worker's share of the commands."""
+        share = Share.of(commands)
+        for link in self._links if share.slots else ():
+            first, end = link.slots.start, link.slots.stop
+            if first <= min(share.slots) and max(share.slots) < end:
+                yield link, share
+                return
+            if part := share.pick([first <= slot < end for slot in share.slots]):
+                yield link, part
+
+    def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> ResultBatch:
         """Results that are ready, in any order.
 
         Args:
@@ -241,7 +280,7 @@ class RemoteVectorEnv:
         end_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._take()
-            if len(self._ready) >= min(min_ready, len(self._busy)):
+            if self._num_ready() >= min(min_ready, len(self._busy)):
                 break
             self._check_links()
             left_s = None if end_at is None else end_at - time.monotonic()
@@ -251,11 +290,15 @@ class RemoteVectorEnv:
                 self._woken.get(timeout=left_s)
             except queue.Empty:
                 break
-        results = list(self._ready.values())
-        for result in results:
-            del self._ready[result.slot]
-            self._busy.discard(result.slot)
+        ready = list(self._ready.items())
+        results = ResultBatch.join([batch for _, batch in ready])
+        self._busy.difference_update(results.slots)
+        for number, _ in ready:
+            del self._ready[number]
         return results
+
+    def _num_ready(self) -> int:
+        return sum(len(batch) for batch in list(self._ready.values()))
 
     def close(self) -> None:
         """End the workers and everything they started, or say goodbye to the servers. Idempotent."""
@@ -267,6 +310,7 @@ class RemoteVectorEnv:
             link.close()
         self._busy.clear()
         self._ready.clear()
+        self._episodes = None
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -318,8 +362,8 @@ class RemoteVectorEnv:
             raise ConfigError(
                 f"expected two slots below {self._num_envs}, got {slot} and {into} at `fork`"
             )
-        history = self._histories[slot]
-        if history.task is None:
+        history = self._history(slot)
+        if history is None:
             raise ConfigError(
                 f"expected slot {slot} to have a trajectory; it was not reset, or failed"
             )
@@ -328,12 +372,18 @@ class RemoteVectorEnv:
         if not 0 <= at_step <= num_steps:
             raise ConfigError(f"expected `at_step` from 0 to {num_steps}, got {at_step}")
         result = None
-        if at_step == num_steps and history.in_episode and not self._agents:
+        if at_step == num_steps and self._in_episode[slot] and not self._agents:
             result = self._copy(slot, into)
-        if result is not None:
-            return result
-        keys = history.keys[: at_step + 1]
-        return self._repeat(into, history.task, history.actions[:at_step], keys)
+        if result is None:
+            keys = history.keys[: at_step + 1]
+            result = self._repeat(into, history.task, history.actions[:at_step], keys)
+        self._look_at(ResultBatch.of([result]))
+        return result
+
+    def _history(self, slot: int) -> History | None:
+        if self._agents:
+            return self._agents[slot].history
+        return self._link_of[slot].journal.history(slot)
 
     def _copy(self, slot: int, into: int) -> EnvResult | None:
         """`fork` by a snapshot; None when that cannot be done."""
@@ -351,7 +401,8 @@ class RemoteVectorEnv:
                 result = self._one(
                     EnvCommand(slot=slot, command_id=next_command_id(), action=action)
                 )
-            if result.error is None and self._histories[slot].keys[step] != key:
+            history = self._history(slot)
+            if result.error is None and (history is None or history.keys[step] != key):
                 text = (
                     f"EnvError: the state after {step} steps differs from that of the trajectory; the environment "
                     "does not depend on its seed and actions alone"
@@ -362,15 +413,25 @@ class RemoteVectorEnv:
     def _one(self, command: EnvCommand) -> EnvResult:
         """The result of one command; those of others stay for `recv`."""
         self.send([command])
-        while command.slot not in self._ready:
+        while True:
             self._take()
+            for number, batch in list(self._ready.items()):
+                if command.command_id in batch.command_ids:
+                    return self._pick(number, batch.command_ids.index(command.command_id))
             failure = self._link_of[command.slot].failure
-            if command.slot not in self._ready and failure is not None:
+            if failure is not None:
                 raise failure
-            if command.slot not in self._ready:
-                self._woken.get()
-        self._busy.discard(command.slot)
-        return self._ready.pop(command.slot)
+            self._woken.get()
+
+    def _pick(self, number: int, index: int) -> EnvResult:
+        """One result of a ready batch."""
+        batch = self._ready[number]
+        self._busy.discard(batch.slots[index])
+        if len(batch) == 1:
+            del self._ready[number]
+        else:
+            self._ready[number] = ResultBatch.join([batch[:index], batch[index + 1 :]])
+        return batch[index]
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -379,40 +440,20 @@ class RemoteVectorEnv:
             self._woken.get()
         for link in self._links:
             link.take()
-        for slot, result in list(self._arrived.items()) if self._agents else ():
-            self._ready[slot] = self._agents[slot].incoming(result)
-            del self._arrived[slot]
+        for number, results in list(self._arrived.items()):
+            self._answer(number, [self._agents[told.slot].incoming(told) for told in results])
+            del self._arrived[number]
+
+    def _answer(self, number: int, results: Sequence[EnvResult]) -> None:
+        """Take what agents made of a batch of results, or of commands that they answered themselves."""
+        for slot in [result.slot for result in results]:
+            self._in_episode[slot] = self._agents[slot].in_episode
+        self._ready[number] = ResultBatch.of(results)
 
     def _check_links(self) -> None:
         for link in self._links:
             if link.failure is not None and not self._ready:
                 raise link.failure
-
-    def _check(self, command: EnvCommand, busy: set[int]) -> None:
-        """Raise when a command is wrong."""
-        slot = command.slot
-        if not 0 <= slot < self._num_envs:
-            raise ConfigError(f"expected a slot below {self._num_envs}, got {slot}")
-        if slot in busy:
-            raise ConfigError(
-                f"expected one command at a time for slot {slot}, got command {command.command_id} while another is "
-                "pending; call `recv` first"
-            )
-        if (command.task is None) == (command.action is None):
-            raise ConfigError(
-                f"expected exactly one of `task` and `action` in command {command.command_id}, "
-                f"got {'neither' if command.task is None else 'both'}"
-            )
-        if command.task is None and not self._histories[slot].in_episode:
-            raise ConfigError(
-                f"expected slot {slot} to be in an episode at a step, but it was not reset, has finished or has "
-                "failed; send a command with `task` first"
-            )
-        if command.task is not None and self.env_id not in (None, command.task.env_id):
-            raise ConfigError(
-                f"expected tasks of `{self.env_id}`, got one of `{command.task.env_id}`; "
-                "a RemoteVectorEnv holds one kind of environment"
-            )
 
 
 def _as_spec(env: Any, env_kwargs: Mapping[str, Any] | None) -> EnvSpec:
@@ -428,6 +469,11 @@ def _as_spec(env: Any, env_kwargs: Mapping[str, Any] | None) -> EnvSpec:
             "workers import what they run, so put the function into a module of its own"
         )
     return EnvSpec(entry_point=f"{env.__module__}:{name}", kwargs=kwargs)
+
+
+def _spread(num_slots: int, num_parts: int) -> list[range]:
+    bounds = [index * num_slots // num_parts for index in range(num_parts + 1)]
+    return list(map(range, bounds, bounds[1:]))
 
 
 def _check_counts(num_envs: int, num_workers: int) -> None:

@@ -7,7 +7,9 @@ again from their logs, and sends the commands under way again. Meanwhile `send` 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import operator
 import secrets
 import threading
 import time
@@ -17,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from longstep.commands import EnvCommand, EnvResult, next_command_id
+from longstep.commands import CommandBatch, EnvCommand, EnvResult, ResultBatch, next_command_id
 from longstep.errors import (
     DeadlineError,
     EnvError,
@@ -26,21 +28,23 @@ from longstep.errors import (
     SessionLostError,
     UnsupportedTypeError,
 )
+from longstep.types import Task
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.messages import (
     REPLY_LIMITS,
     SERVICE,
     VERSION,
-    failed_row,
+    Columns,
+    failed_columns,
     read_agent,
     read_reply,
 )
 from longstep_bindings.envs.places import Place
-from longstep_bindings.envs.recovery import SlotLog, key_of, mismatch, reset_argument
+from longstep_bindings.envs.recovery import Journal, keys_of, mismatch, replays, reset_argument
 from longstep_bindings.pending import Pending
 from longstep_bindings.rpc import Client
 
-__all__ = ["Link", "LinkSettings"]
+__all__ = ["Link", "LinkSettings", "Share", "next_share_number"]
 
 Reader = Callable[[Any], None]
 """Takes the value of an answer, or the error in its place."""
@@ -71,43 +75,123 @@ class LinkSettings:
     keys: ClientKeys | None
 
 
+_numbers = itertools.count(1)
+
+
+def next_share_number() -> int:
+    """A number that no other share of this process has; later ones are higher."""
+    return next(_numbers)
+
+
+class Share:
+    """Commands for one worker that travel in one message, as columns. A message has one answer, for all of them."""
+
+    __slots__ = ("actions", "command_ids", "number", "slots", "tasks")
+
+    def __init__(
+        self,
+        slots: list[int],
+        command_ids: list[int],
+        tasks: list[Task | None] | None,
+        actions: list[Any],
+    ) -> None:
+        """Args:
+        slots: Of the client.
+        command_ids: One for each slot.
+        tasks: What each is reset to, None where it is stepped; None alone when all are.
+        actions: What each is stepped with.
+        """
+        self.number = next_share_number()
+        self.slots, self.command_ids, self.tasks, self.actions = slots, command_ids, tasks, actions
+
+    @classmethod
+    def of(cls, commands: Sequence[EnvCommand]) -> Share:
+        """The share of some commands."""
+        if isinstance(commands, CommandBatch):
+            # copies: the caller has the batch and may change it
+            return cls(
+                list(commands.slots), list(commands.command_ids), None, list(commands.actions)
+            )
+        tasks = [command.task for command in commands]
+        return cls(
+            [command.slot for command in commands],
+            [command.command_id for command in commands],
+            None if tasks.count(None) == len(tasks) else tasks,
+            [command.action for command in commands],
+        )
+
+    def pick(self, wanted: list[bool]) -> Share | None:
+        """The commands where `wanted` is True; None if there are none."""
+        if True not in wanted:
+            return None
+        slots, command_ids, actions = (
+            list(itertools.compress(column, wanted))
+            for column in (self.slots, self.command_ids, self.actions)
+        )
+        tasks = None if self.tasks is None else list(itertools.compress(self.tasks, wanted))
+        return Share(slots, command_ids, tasks, actions)
+
+    @classmethod
+    def join(cls, shares: Sequence[Share]) -> Share:
+        """The commands of several."""
+        return cls(
+            [slot for share in shares for slot in share.slots],
+            [number for share in shares for number in share.command_ids],
+            [task for share in shares for task in share.tasks or [None] * len(share.slots)],
+            [action for share in shares for action in share.actions],
+        )
+
+    def split(self) -> list[Share]:
+        """A share for each command."""
+        tasks = self.tasks or [None] * len(self.slots)
+        rows = zip(self.slots, self.command_ids, tasks, self.actions, strict=True)
+        return [Share([slot], [number], [task], [action]) for slot, number, task, action in rows]
+
+
 class Link:
     """A session that outlives its workers. `send` and `take` are called by the client's user, one thread at a time."""
 
     def __init__(
         self,
         place: Place,
-        first_slot: int,
-        num_slots: int,
+        slots: range,
         settings: LinkSettings,
         wake: Callable[[], None],
+        *,
+        arrived: dict[int, ResultBatch],
+        in_episode: list[bool],
     ) -> None:
         """Begin to get a worker; `wait_ready` says when it is there.
 
         Args:
             place: Where workers come from.
-            first_slot: Number of this link's first slot at the client.
-            num_slots: Number of its slots.
+            slots: Numbers of this link's slots at the client.
             settings: What all links have in common.
             wake: Called when there is something to `take`, or the link has failed.
+            arrived: Where results go, by number of their share.
+            in_episode: For each slot of the client, whether it may be stepped; kept up to date for this link's.
         """
-        self.place = place
-        self.first_slot, self.num_slots = first_slot, num_slots
-        self.logs = [SlotLog() for _ in range(num_slots)]
+        self.place, self.slots = place, slots
+        self.journal = Journal(in_episode)
         self.num_restarts = 0
-        self.arrived: dict[int, EnvResult] = {}
-        """Where results go, by slot of the client; set by the owner before it sends anything."""
         self.failure: LongstepError | None = None
         """Why no command is answered any more; None while all is well."""
         self.traits: dict[str, Any] = {}
         """What the worker said of its environment."""
-        self._is_agent = False
+        self._is_agent = self._takes_one_operation = False
         self._settings, self._wake = settings, wake
+        self.arrived, self._in_episode = arrived, in_episode
         self._owner = secrets.randbits(63)
         self._lock = threading.Lock()
         self._client: Client | None = None
         """The session; None while there is none and commands have to wait."""
-        self._inbox: deque[tuple[Reader, Pending, Sequence[EnvCommand]]] = deque()
+        self._under_way: dict[int, Share] = {}
+        """Shares that were not answered, by number."""
+        self._inbox: deque[tuple[Reader, Pending, Share | None]] = deque()
+        self._lost: dict[int, str] = {}
+        """Why the environments of some slots could not be built again; told at their next step."""
+        self._attempts: dict[int, int] = {}
+        """Times that a worker went down while it executed some slots, since their last answer."""
         self._late: list[int] = []
         """Slots whose command alone was under way in a message that had no answer in time."""
         self._one_by_one = False
@@ -127,13 +211,12 @@ class Link:
 
     # ---- called by the user of the client ----
 
-    def send(self, commands: Sequence[EnvCommand]) -> None:
+    def send(self, share: Share) -> None:
         """Send commands to the worker, or keep them for the next one."""
         with self._lock:
-            for command in commands:
-                self.logs[command.slot - self.first_slot].pending = command
+            self._under_way[share.number] = share
             if self._client is not None:
-                self._submit(self._client, commands)
+                self._submit(self._client, share)
 
     def take(self) -> None:
         """Read the answers that have arrived; their results go into `arrived`."""
@@ -145,22 +228,24 @@ class Link:
     def copy(self, slot: int, into: int) -> EnvResult | None:
         """Have slot `into` stand where `slot` stands, by a snapshot; None when that is not possible now."""
         client = self._client
-        source, target = (self.logs[number - self.first_slot] for number in (slot, into))
-        if client is None or not self.traits["can_copy"] or source.lost is not None:
+        if client is None or not self.traits["can_copy"] or slot in self._lost:
             return None
-        body = [[into - self.first_slot], ["copy"], [slot - self.first_slot]]
+        body = [[into - self.slots.start], ["copy"], [slot - self.slots.start]]
         try:
-            row = read_reply(client.call("run", body, timeout_s=self._limit_s(1, 0)), 1)[0]
+            columns = read_reply(client.call("run", body, timeout_s=self._limit_s(1, 0)), 1)
         except LongstepError:
             return None
-        result, _ = self._result_of(row, EnvCommand(slot=into, command_id=next_command_id()))
-        if result.error is not None:
+        share = Share([into], [next_command_id()], None, [None])
+        results, _ = self._results_of(share, columns)
+        if results.errors != [None]:
             return None
         with self._lock:
             if self._client is not client:  # the copy went down with its worker
                 return None
-            target.follow(source)
-        return result
+            self.journal.follow(into, slot, share.number)
+            self._attempts.pop(into, None)
+            self._lost.pop(into, None)
+        return results[0]
 
     def begin_close(self) -> None:
         """Begin to end the session and the worker."""
@@ -174,29 +259,43 @@ class Link:
 
     # ---- requests ----
 
-    def _submit(self, client: Client, commands: Sequence[EnvCommand]) -> None:
+    def _submit(self, client: Client, share: Share) -> None:
         """Send commands in one message, or each in its own when their environments block."""
-        if (self.traits["blocking"] or self._one_by_one) and len(commands) > 1:
-            for command in commands:
-                self._submit(client, [command])
+        num_commands = len(share.slots)
+        if (self.traits["blocking"] or self._one_by_one) and num_commands > 1:
+            self._submit_singly(client, share)
             return
-        slots = [command.slot - self.first_slot for command in commands]
-        operations = ["reset" if command.task else "step" for command in commands]
-        arguments = [
-            reset_argument(command.task) if command.task else command.action for command in commands
-        ]
-        num_resets = operations.count("reset")
-        limit_s = self._limit_s(num_resets, len(commands) - num_resets)
-        body, read = [slots, operations, arguments], functools.partial(self._results, commands)
+        num_resets = 0
+        operations: str | list[str] = "step"
+        arguments = share.actions
+        if share.tasks is not None:
+            num_resets = num_commands - share.tasks.count(None)
+            operations = ["reset" if task else "step" for task in share.tasks]
+            arguments = [
+                reset_argument(task) if task else action
+                for task, action in zip(share.tasks, share.actions, strict=True)
+            ]
+        elif not self._takes_one_operation:
+            operations = ["step"] * num_commands
+        first = self.slots.start
+        slots = [slot - first for slot in share.slots] if first else share.slots
+        limit_s = self._limit_s(num_resets, num_commands - num_resets)
+        read = functools.partial(self._results, share)
         try:
-            self._request(client, body, limit_s, read, commands)
+            self._request(client, [slots, operations, arguments], limit_s, read, share)
         except UnsupportedTypeError as error:
-            if len(commands) == 1:
-                self._finish(commands[0], failed_row(f"UnsupportedTypeError: {error}"))
+            if num_commands == 1:
+                self._finish(share, failed_columns(f"UnsupportedTypeError: {error}", 1))
                 self._wake()
-                return
-            for command in commands:
-                self._submit(client, [command])
+            else:
+                self._submit_singly(client, share)
+
+    def _submit_singly(self, client: Client, share: Share) -> None:
+        shares = share.split()
+        self._under_way.update((single.number, single) for single in shares)
+        self._under_way.pop(share.number)
+        for single in shares:
+            self._submit(client, single)
 
     def _limit_s(self, num_resets: int, num_steps: int) -> float:
         """How long these may take together."""
@@ -209,13 +308,13 @@ class Link:
         body: list[Any],
         limit_s: float,
         read: Reader,
-        commands: Sequence[EnvCommand] = (),
+        share: Share | None = None,
     ) -> Pending | None:
         """Send a message; None when the session is lost, which has been reported then."""
         timeout_s = limit_s + (_MARGIN_S if self.traits["has_board"] else 1.0)
 
         def arrived(pending: Pending) -> None:
-            self._inbox.append((read, pending, commands))
+            self._inbox.append((read, pending, share))
             self._wake()
 
         try:
@@ -230,78 +329,84 @@ class Link:
 
     # ---- answers, read with the lock held ----
 
-    def _read(self, read: Reader, pending: Pending, commands: Sequence[EnvCommand]) -> None:
+    def _read(self, read: Reader, pending: Pending, share: Share | None) -> None:
         try:
             read(pending.result())
         except (SessionLostError, DeadlineError) as error:
             # what it asked for is still under way, and the next worker gets it
-            if isinstance(error, DeadlineError):
-                if len(commands) == 1:
-                    self._late.append(commands[0].slot - self.first_slot)
-                self._one_by_one |= len(commands) > 1
+            if isinstance(error, DeadlineError) and share is not None:
+                if len(share.slots) == 1:
+                    self._late.append(share.slots[0])
+                self._one_by_one |= len(share.slots) > 1
             self._report(str(error))
         except LongstepError as error:
             read(error)
 
-    def _results(self, commands: Sequence[EnvCommand], value: Any) -> None:
+    def _results(self, share: Share, value: Any) -> None:
         try:
             if isinstance(value, LongstepError):
                 raise value
-            rows = read_reply(value, len(commands))
+            columns = read_reply(value, len(share.slots))
         except LongstepError as error:
-            failed: tuple[Any, ...] = failed_row(f"{type(error).__name__}: {error}")
-            rows = [failed] * len(commands)
-        for command, row in zip(commands, rows, strict=True):
-            self._finish(command, row)
+            columns = failed_columns(f"{type(error).__name__}: {error}", len(share.slots))
+        self._finish(share, columns)
 
-    def _finish(self, command: EnvCommand, row: tuple[Any, ...]) -> None:
-        log = self.logs[command.slot - self.first_slot]
-        if log.pending is not command:
+    def _finish(self, share: Share, columns: Columns) -> None:
+        """Take the answer to a share. Safe to repeat when it was interrupted."""
+        if share.number not in self._under_way:
             return
-        result, key = self._result_of(row, command, log.lost if command.task is None else None)
-        self.arrived[command.slot] = result
-        log.finish(
-            command, key, ok=result.error is None, over=result.terminated or result.truncated
-        )
+        results, keys = self._results_of(share, columns)
+        failed = [error is not None for error in results.errors] if any(results.errors) else []
+        over = list(map(operator.or_, results.terminated, results.truncated))
+        told = share.slots, share.tasks, share.actions
+        self.journal.add(share.number, *told, keys, failed=failed, over=over)
+        for slot in share.slots if self._attempts or self._lost else ():
+            self._attempts.pop(slot, None)
+            self._lost.pop(slot, None)
+        self.arrived[share.number] = results
+        del self._under_way[share.number]
 
-    def _result_of(
-        self, row: tuple[Any, ...], command: EnvCommand, lost: str | None = None
-    ) -> tuple[EnvResult, Any]:
-        """The result that a row tells, and the key of the state it shows; `lost` is an error that comes first."""
-        observation, reward, terminated, truncated, info, error, seconds = row
-        error, key = error or lost, None
-        if error is None:
-            try:
-                if self._is_agent:
-                    observation, info = read_agent(observation, info)
-                key = key_of(observation, info, is_agent=self._is_agent)
-            except ProtocolError as wrong:
-                error = f"ProtocolError: {wrong}"
-        if error is not None:
-            observation, reward, terminated, truncated, info = "", 0.0, False, False, {}
-        result = EnvResult(
-            slot=command.slot,
-            command_id=command.command_id,
-            observation=observation,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            info=info,
-            error=error,
-            seconds=seconds,
-        )
-        return result, key
+    def _results_of(self, share: Share, columns: Columns) -> tuple[ResultBatch, list[Any]]:
+        """The results that columns tell, and the keys of the states they show."""
+        observations, rewards, terminated, truncated, infos, errors, seconds = columns
+        if self._lost:
+            lost = map(self._lost.get, share.slots)
+            tasks = share.tasks or itertools.repeat(None)
+            errors = [
+                error or (None if task else why)
+                for error, why, task in zip(errors, lost, tasks, strict=False)
+            ]
+        if self._is_agent and infos is None:
+            infos = [{} for _ in observations]
+        if self._is_agent and infos is not None:
+            for index, (text, info) in enumerate(zip(observations, infos, strict=True)):
+                if errors[index] is None:
+                    try:
+                        observations[index], infos[index] = read_agent(text, info)
+                    except ProtocolError as wrong:
+                        errors[index] = f"ProtocolError: {wrong}"
+        for index, error in enumerate(errors) if any(errors) else ():
+            if error is not None:
+                observations[index], rewards[index] = "", 0.0
+                terminated[index] = truncated[index] = False
+                if infos is not None:
+                    infos[index] = {}
+        keys = keys_of(observations, infos if self._is_agent else None)
+        told = (observations, rewards, terminated, truncated, infos, errors, seconds)
+        return ResultBatch(list(share.slots), share.command_ids, *told), keys
 
-    def _check_replay(self, log: SlotLog, keys: list[Any], first: int, value: Any) -> None:
+    def _check_replay(self, slot: int, keys: list[Any], first: int, value: Any) -> None:
         try:
             if isinstance(value, LongstepError):
                 raise value
-            told, *_, error, _ = read_reply(value, 1)[0]
+            columns = read_reply(value, 1)
+            told, error = columns.observations[0], columns.errors[0]
             why = error or mismatch(told, keys, first, is_agent=self._is_agent)
         except LongstepError as error:
             why = str(error)
-        if why is not None and log.lost is None:
-            log.lost = f"SessionLostError: the environment was lost with its worker: {why}"
+        if why is not None:
+            said = f"SessionLostError: the environment was lost with its worker: {why}"
+            self._lost.setdefault(slot, said)
 
     # ---- the watching thread ----
 
@@ -335,12 +440,14 @@ class Link:
         )
         order = {
             "environment": settings.environment,
-            "num_slots": self.num_slots,
+            "num_slots": len(self.slots),
             "owner": self._owner,
+            "compact_columns": True,
         }
         try:
             self.traits = self._opened(client, order)
             self._is_agent = self.traits["kind"] == "agent"
+            self._takes_one_operation = self.traits.get("one_operation") is True
         except BaseException:
             client.close()
             raise
@@ -349,7 +456,7 @@ class Link:
     def _opened(self, client: Client, order: dict[str, Any]) -> dict[str, Any]:
         limit_s = self._settings.open_timeout_s
         try:
-            return _check_traits(client.call("open", order, timeout_s=limit_s), self.num_slots)
+            return _check_traits(client.call("open", order, timeout_s=limit_s), len(self.slots))
         except DeadlineError as error:
             raise DeadlineError(
                 f"expected the first environment within {limit_s:g} s: {error}; allow more, or look for what it "
@@ -360,9 +467,11 @@ class Link:
         """Let commands through, those that waited first."""
         with self._lock:
             self._client = client
-            waiting = [log.pending for log in self.logs if log.pending is not None]
-            if waiting:
-                self._submit(client, waiting)
+            if self._under_way:
+                # in one message, for there may be more commands than credits
+                share = Share.join(list(self._under_way.values()))
+                self._under_way = {share.number: share}
+                self._submit(client, share)
 
     def _drop_client(self) -> None:
         with self._lock:
@@ -402,49 +511,80 @@ class Link:
                 self._closing.wait(_AGAIN_S)
                 continue
             self._blame()
-            self._rebuild(client)
-            self._set_client(client)
-            return
+            if (trouble := self._rebuild(client)) is None:
+                self._set_client(client)
+                return
+            client.close()
+            self.take()  # what became of the replays is no news of the next worker
+            why = trouble
 
     def _blame(self) -> None:
         """Give up what took too many workers down."""
+        first = self.slots.start
         late = [(slot, "its step or reset had no answer in time") for slot in self._late]
         self._late.clear()
         with self._lock:
-            for number, why in [*self.traits["suspects"], *late]:
-                log = self.logs[number]
-                log.attempts += 1
-                if log.attempts <= self._settings.max_retries:
+            for slot, why in [*((first + at, why) for at, why in self.traits["suspects"]), *late]:
+                attempts = self._attempts[slot] = self._attempts.get(slot, 0) + 1
+                if attempts <= self._settings.max_retries:
                     continue
-                log.lost = f"EnvError: {why}"
-                if log.pending is not None:
-                    self._finish(log.pending, failed_row(log.lost))
+                self._lost[slot] = said = f"EnvError: {why}"
+                self._finish_alone(slot, said)
         self._wake()
 
-    def _rebuild(self, client: Client) -> None:
-        """Have the environments in an episode built again; only `send` and `take` may run beside this."""
+    def _finish_alone(self, slot: int, error: str) -> None:
+        """Answer the command of one slot, if one is under way, with an error; others of its share stay."""
+        for share in [share for share in self._under_way.values() if slot in share.slots]:
+            singles = share.split()
+            self._under_way.update((single.number, single) for single in singles)
+            del self._under_way[share.number]
+            (single,) = [single for single in singles if single.slots == [slot]]
+            self._finish(single, failed_columns(error, 1))
+
+    def _rebuild(self, client: Client) -> str | None:
+        """Have the environments in an episode built again; only `send` and `take` may run beside this.
+
+        Returns:
+            Why this worker is of no use either; None when it has been told everything.
+        """
         asked: deque[Pending] = deque()
-        for slot, log in enumerate(self.logs):
-            waits_for_reset = log.pending is not None and log.pending.task is not None
-            if not log.in_episode or log.lost is not None or waits_for_reset:
-                continue
+        with self._lock:
+            shares = list(self._under_way.values())
+        waiting = {
+            slot
+            for share in shares
+            for slot, task in zip(share.slots, share.tasks or (), strict=False)
+            if task
+        }
+        wanted = [
+            slot
+            for slot in self.slots
+            if self._in_episode[slot] and slot not in self._lost and slot not in waiting
+        ]
+        for slot, history in self.journal.histories(wanted).items():
             first = 0
-            for argument, keys in log.replays():
+            for argument, keys in replays(history):
                 while len(asked) >= _MAX_REPLAYS:  # never wait in `submit`: it does not see a hang
-                    if client.lost or self.place.why_down() or self._closing.is_set():
-                        return
+                    why = client.lost or self.place.why_down()
+                    if why or self._closing.is_set():
+                        return why or "the client was closed"
                     time.sleep(_LOOK_S)
                     while asked and asked[0].is_done:
                         asked.popleft()
                 limit_s = self._limit_s(1, len(argument[1]))
-                read = functools.partial(self._check_replay, log, keys, first)
+                read = functools.partial(self._check_replay, slot, keys, first)
+                body = [[slot - self.slots.start], ["replay"], [argument]]
                 try:
-                    pending = self._request(client, [[slot], ["replay"], [argument]], limit_s, read)
+                    pending = self._request(client, body, limit_s, read)
                 except UnsupportedTypeError as error:
-                    log.lost = f"UnsupportedTypeError: its actions cannot be sent again: {error}"
+                    said = f"UnsupportedTypeError: its actions cannot be sent again: {error}"
+                    self._lost[slot] = said
                     break
-                asked.extend([pending] if pending else [])
+                if pending is None:
+                    return self._trouble_text
+                asked.append(pending)
                 first += len(keys)
+        return None
 
 
 def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:

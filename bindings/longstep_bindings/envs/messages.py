@@ -9,6 +9,10 @@
              one entry for each reset and step: the state key of an agent environment, else the observation
     copy     a slot of the same session: stand where it stands, by its snapshot
 
+Where both ends say at `open` that they can (`compact_columns`, `one_operation`), columns of numbers travel as arrays, columns
+of empty infos and of no errors as nil, and operations that are all the same as one text: what a message of a thousand steps
+holds is then little but texts.
+
 An *agent* environment gives prompts (it is an LLMAgentEnv), a *raw* one does not. Of an agent's `info` everything
 crosses that the wire can carry. Two values of it have a form of their own: `prompt` is a Prompt, `[role, content, role,
 content, ...], images, num_tokens, [part, how, num_characters, ...]`, where nil among the images stands for the info's
@@ -18,8 +22,12 @@ prompt alone. A value that cannot cross is its slot's error, with its path.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from longstep.errors import ProtocolError, UnsupportedTypeError
 from longstep.types import Dropped, Message, Prompt
@@ -30,9 +38,11 @@ __all__ = [
     "REPLY_LIMITS",
     "SERVICE",
     "VERSION",
+    "Columns",
     "Row",
     "agent_row",
     "encode_rows",
+    "failed_columns",
     "failed_row",
     "read_agent",
     "read_reply",
@@ -50,45 +60,78 @@ REPLY_LIMITS = Limits(
 """What a client takes from an environment server: the prompts of many slots come in one message."""
 
 
-class Row(NamedTuple):
-    """What one command gave."""
+Row: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any], str | None, float]
+"""What one command gave: observation, reward, terminated, truncated, info, error, seconds."""
 
-    observation: Any
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: dict[str, Any]
-    error: str | None
-    seconds: float
+
+class Columns(NamedTuple):
+    """What the commands of a message gave."""
+
+    observations: list[Any]
+    rewards: list[float]
+    terminated: list[bool]
+    truncated: list[bool]
+    infos: list[dict[str, Any]] | None
+    """None when all are empty."""
+    errors: list[str | None]
+    seconds: list[float]
 
 
 def failed_row(error: str, seconds: float = 0.0) -> Row:
     """The row of a command that failed."""
-    return Row(None, 0.0, False, False, {}, error, seconds)
+    return None, 0.0, False, False, {}, error, seconds
+
+
+def failed_columns(error: str, num_rows: int) -> Columns:
+    """The columns of commands that failed together."""
+    rows = [failed_row(error) for _ in range(num_rows)]
+    return Columns(*map(list, zip(*rows, strict=True)))  # pyright: ignore[reportArgumentType]
 
 
 # ---- server ----
 
 
-def encode_rows(rows: Sequence[Row]) -> list[bytes]:
-    """The frames of a reply; a row that cannot travel is replaced by its error."""
+def encode_rows(rows: Sequence[Row], *, compact: bool) -> list[bytes]:
+    """The frames of a reply; a row that cannot travel is replaced by its error.
+
+    Args:
+        rows: What each command gave.
+        compact: Send the columns in their short forms.
+    """
     try:
-        return encode(_columns(rows), REPLY_LIMITS)
+        return encode(_columns(rows, compact=compact), REPLY_LIMITS)
     except UnsupportedTypeError:
-        return encode(_columns([_sendable(row) for row in rows]), REPLY_LIMITS)
+        rows = list(map(_sendable, rows))
+        return encode(_columns(rows, compact=compact), REPLY_LIMITS)
 
 
-def _columns(rows: Sequence[Row]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _columns(rows: Sequence[Row], *, compact: bool) -> list[Any]:
+    columns = list(zip(*rows, strict=True))
+    observations, rewards, terminated, truncated, infos, errors, seconds = columns
+    if math.isnan(sum(rewards)) and any(map(math.isnan, rewards)):
+        raise UnsupportedTypeError("expected a number, got NaN")
+    if not compact:
+        return list(map(list, columns))
+    return [
+        list(observations),
+        np.fromiter(rewards, np.float64, len(rewards)),
+        np.frombuffer(bytes(terminated), np.bool_),
+        np.frombuffer(bytes(truncated), np.bool_),
+        list(infos) if any(infos) else None,
+        list(errors) if any(error is not None for error in errors) else None,
+        np.fromiter(seconds, np.float64, len(seconds)),
+    ]
 
 
 def _sendable(row: Row) -> Row:
-    for name, value in (("observation", row.observation), ("info", row.info), ("error", row.error)):
+    observation, reward, _, _, info, error, seconds = row
+    told = {"observation": observation, "reward": reward, "info": info, "error": error}
+    for name, value in told.items():
         try:
             encode(value, REPLY_LIMITS)
-        except UnsupportedTypeError as error:
-            text = str(error).replace("$", name, 1).encode("utf-8", "replace").decode()
-            return failed_row(f"UnsupportedTypeError: {text}", row.seconds)
+        except UnsupportedTypeError as wrong:
+            text = str(wrong).replace("$", name, 1).encode("utf-8", "replace").decode()
+            return failed_row(f"UnsupportedTypeError: {text}", seconds)
     return row
 
 
@@ -104,37 +147,59 @@ def agent_row(given: tuple[Any, float, bool, bool, dict[str, Any]], seconds: flo
     if type(info.get("allowed_completions")) is tuple:
         info["allowed_completions"] = list(info["allowed_completions"])
     told = None if text == prompt.text else text
-    return Row(told, reward, terminated, truncated, info, None, seconds)
+    return told, reward, terminated, truncated, info, None, seconds
 
 
 # ---- client ----
 
 
-def read_reply(reply: Any, num_rows: int) -> list[tuple[Any, ...]]:
-    """The rows of a reply, each as a Row has it, checked.
+def read_reply(reply: Any, num_rows: int) -> Columns:
+    """The columns of a reply, checked.
 
     Raises:
         ProtocolError: It is not a reply to `num_rows` commands.
     """
-    columns = reply if type(reply) is list else []
-    if len(columns) != len(Row._fields) or any(
-        type(column) is not list or len(column) != num_rows for column in columns
-    ):
-        raise ProtocolError(f"expected {len(Row._fields)} columns of {num_rows} rows as a reply")
-    for name, column, kinds in zip(Row._fields[1:], columns[1:], _KINDS, strict=True):
-        if not set(map(type, column)) <= kinds:
-            raise ProtocolError(f"expected another type in the column `{name}` of a reply")
-    return list(zip(*columns, strict=True))
+    if type(reply) is not list or len(reply) != len(_KINDS):
+        raise ProtocolError(f"expected {len(_KINDS)} columns as a reply")
+    return Columns(*map(_read_column, reply, Columns._fields, itertools.repeat(num_rows)))
 
 
-_KINDS: tuple[set[type], ...] = (
-    {float, int},
-    {bool},
-    {bool},
-    {dict},
-    {str, type(None)},
-    {float, int},
-)
+def _read_column(column: Any, name: str, num_rows: int) -> Any:
+    kinds, dtype = _KINDS[name], _DTYPES.get(name)
+    if column is None and name == "infos":
+        return None
+    if column is None and name == "errors":
+        return [None] * num_rows
+    if dtype is not None and isinstance(column, np.ndarray):
+        if column.shape != (num_rows,) or column.dtype != dtype:
+            raise ProtocolError(
+                f"expected {num_rows} of {dtype.__name__} as the column `{name}` of a reply"
+            )
+        return column.tolist()
+    if type(column) is not list or len(column) != num_rows:
+        raise ProtocolError(f"expected {num_rows} rows in the column `{name}` of a reply")
+    if kinds and not kinds.issuperset(map(type, column)):
+        raise ProtocolError(f"expected another type in the column `{name}` of a reply")
+    return column
+
+
+_KINDS: dict[str, frozenset[type]] = {
+    "observations": frozenset(),
+    "rewards": frozenset((float, int)),
+    "terminated": frozenset((bool,)),
+    "truncated": frozenset((bool,)),
+    "infos": frozenset((dict,)),
+    "errors": frozenset((str, type(None))),
+    "seconds": frozenset((float, int)),
+}
+"""What a column may hold; an observation may be anything."""
+_DTYPES: dict[str, type[np.generic]] = {
+    "rewards": np.float64,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "seconds": np.float64,
+}
+"""What a column is as an array, where it may be one."""
 
 
 def read_agent(text: Any, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, DataError, LongstepError, RegistryError, did_you_mean
@@ -63,17 +63,20 @@ class EnvService:
 
     def open(self, call: Call) -> Any:
         """Make the session's slots, and the first environment, so that what is wrong with it is said at once."""
-        name, num_slots, owner = _open_arguments(call.value)
+        name, num_slots, owner, compact = _open_arguments(call.value)
         if call.session.state is not None:
             raise ConfigError("expected one `open` in a session, got a second one")
         spec = self._find(name)
         kind = _ThreadedSlots if spec.blocking else _SlotsInTurn
-        call.session.state = slots = kind(spec, num_slots, owner, self._board, self._timeouts)
+        call.session.state = slots = kind(
+            spec, num_slots, owner, self._board, self._timeouts, compact=compact
+        )
         told = {
             "environment": name or spec.name,
             "env_id": spec.env_id,
             "blocking": spec.blocking,
             "has_board": True,
+            "one_operation": True,
             "suspects": [[slot, why] for whose, slot, why in self._suspects if whose == owner],
             **self._timeouts,
         }
@@ -102,7 +105,8 @@ class EnvService:
             session.state.close()
 
 
-Commands = list[tuple[int, str, Any]]
+Commands = tuple[list[int], list[str], list[Any]]
+"""Slots, operations and arguments, of one length."""
 
 
 class _SlotsInTurn:
@@ -115,18 +119,18 @@ class _SlotsInTurn:
         owner: int,
         board: Board,
         timeouts: Mapping[str, float],
+        *,
+        compact: bool,
     ) -> None:
-        self._board, self._owner, self._line = board, owner, board.new_line()
-        self.slots = [Slot(number, spec, self._guard, **timeouts) for number in range(num_slots)]
-
-    def _guard(self, slot: int, timeout_s: float) -> None:
-        self._board.begin(self._line, self._owner, slot, time.monotonic() + timeout_s)
+        self._board, self._line = board, board.new_line(owner)
+        self._compact = compact
+        self.slots = [Slot(number, spec, self._line, **timeouts) for number in range(num_slots)]
 
     def open(self, call: Call, told: dict[str, Any]) -> Any:
         try:
             return told | _traits(self.slots[0].build())
         finally:
-            self._board.end(self._line)
+            self._line.end()
 
     def run(self, call: Call, commands: Commands) -> Any:
         slots = self.slots
@@ -134,16 +138,16 @@ class _SlotsInTurn:
             slots[number].execute(operation, argument)
             if operation != "copy"
             else slots[number].copy(slots[argument])
-            for number, operation, argument in commands
+            for number, operation, argument in zip(*commands, strict=True)
         ]
-        self._board.end(self._line)
-        return Encoded(encode_rows(rows))
+        self._line.end()
+        return Encoded(encode_rows(rows, compact=self._compact))
 
     def close(self) -> None:
         for slot in self.slots:
-            self._guard(slot.number, _CLOSE_S)
+            self._line.begin(slot.number, time.monotonic() + _CLOSE_S)
             slot.discard()
-        self._board.end(self._line)
+        self._board.release(self._line)
 
 
 class _ThreadedSlots:
@@ -156,17 +160,18 @@ class _ThreadedSlots:
         owner: int,
         board: Board,
         timeouts: Mapping[str, float],
+        *,
+        compact: bool,
     ) -> None:
-        self._board, self._owner = board, owner
-        self._lines = [board.new_line() for _ in range(num_slots)]
-        self.slots = [Slot(number, spec, self._guard, **timeouts) for number in range(num_slots)]
+        self._board, self._compact = board, compact
+        self._lines = [board.new_line(owner) for _ in range(num_slots)]
+        self.slots = [
+            Slot(number, spec, line, **timeouts) for number, line in enumerate(self._lines)
+        ]
         self._jobs: list[queue.SimpleQueue[Callable[[], None] | None]] = [
             queue.SimpleQueue() for _ in range(num_slots)
         ]
         self._threads: list[threading.Thread | None] = [None] * num_slots
-
-    def _guard(self, slot: int, timeout_s: float) -> None:
-        self._board.begin(self._lines[slot], self._owner, slot, time.monotonic() + timeout_s)
 
     def _post(self, slot: int, job: Callable[[], None]) -> None:
         if self._threads[slot] is None:
@@ -177,12 +182,13 @@ class _ThreadedSlots:
         self._jobs[slot].put(job)
 
     def _work(self, slot: int) -> None:
+        line = self._lines[slot]
         while (job := self._jobs[slot].get()) is not None:
             job()
-            self._board.end(self._lines[slot])
-        self._guard(slot, _CLOSE_S)
+            line.end()
+        line.begin(slot, time.monotonic() + _CLOSE_S)
         self.slots[slot].discard()
-        self._board.end(self._lines[slot])
+        line.end()
 
     def open(self, call: Call, told: dict[str, Any]) -> Any:
         def build() -> None:
@@ -195,8 +201,9 @@ class _ThreadedSlots:
         return LATER
 
     def run(self, call: Call, commands: Commands) -> Any:
-        rows: list[Row | None] = [None] * len(commands)
-        lock, left = threading.Lock(), [len(commands)]
+        num_commands = len(commands[0])
+        rows: list[Row | None] = [None] * num_commands
+        lock, left = threading.Lock(), [num_commands]
 
         def execute(index: int, number: int, operation: str, argument: Any) -> None:
             slot = self.slots[number]
@@ -208,25 +215,26 @@ class _ThreadedSlots:
                 left[0] -= 1
                 is_last = not left[0]
             if is_last:
-                _reply(call, [row for row in rows if row is not None])
+                self._reply(call, [row for row in rows if row is not None])
 
-        for index, command in enumerate(commands):
+        for index, command in enumerate(zip(*commands, strict=True)):
             self._post(command[0], lambda index=index, command=command: execute(index, *command))
         return LATER
+
+    def _reply(self, call: Call, rows: list[Row]) -> None:
+        try:
+            call.reply(Encoded(encode_rows(rows, compact=self._compact)))
+        except LongstepError as error:
+            call.fail(error)
 
     def close(self) -> None:
         for jobs in self._jobs:
             jobs.put(None)
-        for thread in self._threads:
+        for thread, line in zip(self._threads, self._lines, strict=True):
             if thread is not None:
                 thread.join(_JOIN_S)
-
-
-def _reply(call: Call, rows: list[Row]) -> None:
-    try:
-        call.reply(Encoded(encode_rows(rows)))
-    except LongstepError as error:
-        call.fail(error)
+            if thread is None or not thread.is_alive():
+                self._board.release(line)
 
 
 def _traits(env: Any) -> dict[str, Any]:
@@ -234,28 +242,36 @@ def _traits(env: Any) -> dict[str, Any]:
     return {"kind": kind, "can_copy": can_copy(env)}
 
 
-def _open_arguments(value: Any) -> tuple[str | None, int, int]:
-    with contextlib.suppress(KeyError, TypeError):
+def _open_arguments(value: Any) -> tuple[str | None, int, int, bool]:
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
         name, num_slots, owner = value["environment"], value["num_slots"], value["owner"]
+        compact = value.get("compact_columns", False)
         fits = isinstance(name, str | None) and type(num_slots) is int and type(owner) is int
+        fits = fits and type(compact) is bool
         if fits and 1 <= num_slots <= MAX_SLOTS and 0 <= owner < 1 << 63:
-            return name, num_slots, owner
+            return name, num_slots, owner, compact
     raise DataError(
         f"expected `environment`, `num_slots` from 1 to {MAX_SLOTS} and `owner` at `open`"
     )
 
 
 def _run_arguments(value: Any, num_slots: int) -> Commands:
-    if type(value) is not list or len(value) != 3 or set(map(type, value)) != {list}:
+    if type(value) is not list or len(value) != 3:
         raise DataError("expected [slots, operations, arguments] at `run`")
-    slots, operations, arguments = value
+    slots, said, arguments = cast(list[Any], value)
+    operations: Any = said
+    if type(said) is str and type(slots) is list:
+        operations = [said] * len(cast(list[Any], slots))
+    if {type(slots), type(operations), type(arguments)} != {list}:
+        raise DataError("expected [slots, operations, arguments] at `run`")
     if not len(slots) == len(operations) == len(arguments) > 0:
         raise DataError("expected three columns of one length at `run`")
     if set(map(type, slots)) != {int} or min(slots) < 0 or max(slots) >= num_slots:
         raise DataError(f"expected slots from 0 to {num_slots - 1} at `run`")
     if set(map(type, operations)) != {str} or not _OPERATIONS.issuperset(operations):
         raise DataError(f"expected operations among {sorted(_OPERATIONS)} at `run`")
-    for operation, argument in zip(operations, arguments, strict=True):
-        if operation == "copy" and (type(argument) is not int or not 0 <= argument < num_slots):
-            raise DataError(f"expected a slot from 0 to {num_slots - 1} as argument of `copy`")
-    return list(zip(slots, operations, arguments, strict=True))
+    if "copy" in operations:
+        for operation, argument in zip(operations, arguments, strict=True):
+            if operation == "copy" and (type(argument) is not int or not 0 <= argument < num_slots):
+                raise DataError(f"expected a slot from 0 to {num_slots - 1} as argument of `copy`")
+    return slots, operations, arguments

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ import gymnasium
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, DataError, EnvError
 from longstep.registration import make
+from longstep_bindings.envs.board import Line
 from longstep_bindings.envs.messages import Row, agent_row, failed_row
 from longstep_bindings.envs.spec import EnvSpec
 
@@ -24,8 +25,7 @@ _SHARED = frozenset(("env", "prompt", "parser", "state_key", "observation_text",
 
 Given = tuple[Any, float, bool, bool, dict[str, Any]]
 """What an environment gave: observation, reward, terminated, truncated, info."""
-Guard = Callable[[int, float], None]
-"""Told of a slot and the seconds it may take, before each step and reset."""
+_now = time.monotonic  # the clock of the board
 
 
 def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
@@ -79,7 +79,7 @@ class Slot:
         self,
         number: int,
         spec: EnvSpec,
-        guard: Guard,
+        line: Line,
         *,
         step_timeout_s: float,
         reset_timeout_s: float,
@@ -87,56 +87,53 @@ class Slot:
         """Args:
         number: Within its session.
         spec: How to make the environment.
-        guard: Told before whatever may hang.
+        line: Of the board; written to before whatever may hang.
         step_timeout_s: Seconds that a step may take.
         reset_timeout_s: Seconds that making and resetting may take together.
         """
         self.number = number
         self.env: gymnasium.Env[Any, Any] | None = None
-        self._spec, self._guard = spec, guard
+        self._spec, self._line = spec, line
         self._step_timeout_s, self._reset_timeout_s = step_timeout_s, reset_timeout_s
         self._is_agent = False
         self._last: Given | None = None
-        self._operations: Mapping[str, Callable[[Any], Given]] = {
-            "step": self._step,
-            "reset": self._reset,
-            "replay": self._replay,
-        }
 
     def build(self) -> gymnasium.Env[Any, Any]:
         """Make the environment, if it is not there."""
         if self.env is None:
-            self._guard(self.number, self._reset_timeout_s)
+            self._line.begin(self.number, _now() + self._reset_timeout_s)
             self.env = make_env(self._spec)
             self._is_agent = isinstance(self.env, LLMAgentEnv)
         return self.env
 
     def execute(self, operation: str, argument: Any) -> Row:
         """The row of one command; what the environment raises is its error."""
-        start = time.perf_counter()
+        start = _now()
         try:
-            given = self._operations[operation](argument)
-            seconds = time.perf_counter() - start
-            if operation != "replay":
-                self._last = given
-                if self._is_agent:
-                    return agent_row(given, seconds)
-            return Row(*given, None, seconds)
+            if operation == "step":
+                given = self._step(argument, start)
+            elif operation == "reset":
+                given = self._reset(argument)
+            else:
+                return (*self._replay(argument), None, _now() - start)
+            self._last = given
+            seconds = _now() - start
+            return agent_row(given, seconds) if self._is_agent else (*given, None, seconds)
         except Exception as failure:
             return self._fail(failure, start)
 
     def copy(self, source: Slot) -> Row:
         """Stand where `source` stands, by its snapshot; the row is the last that it gave."""
-        start = time.perf_counter()
+        start = _now()
         try:
             self._last = given = self._copy(source)
-            return agent_row(given, 0.0) if self._is_agent else Row(*given, None, 0.0)
+            return agent_row(given, 0.0) if self._is_agent else (*given, None, 0.0)
         except Exception as failure:
             return self._fail(failure, start)
 
     def _fail(self, failure: Exception, start: float) -> Row:
         self.discard()
-        return failed_row(f"{type(failure).__name__}: {failure}", time.perf_counter() - start)
+        return failed_row(f"{type(failure).__name__}: {failure}", _now() - start)
 
     def discard(self) -> None:
         """Close the environment; a broken one may fail at that too, and there is nobody left to tell."""
@@ -148,15 +145,15 @@ class Slot:
     def _reset(self, argument: Any) -> Given:
         seed, options = _reset_arguments(argument)
         env = self.build()
-        self._guard(self.number, self._reset_timeout_s)
+        self._line.begin(self.number, _now() + self._reset_timeout_s)
         observation, info = env.reset(seed=seed, options=options)
         return observation, 0.0, False, False, dict(info)
 
-    def _step(self, action: Any) -> Given:
+    def _step(self, action: Any, now: float) -> Given:
         env = self.env
         if env is None:
             raise EnvError("the environment of this slot was lost; reset it")
-        self._guard(self.number, self._step_timeout_s)
+        self._line.begin(self.number, now + self._step_timeout_s)
         observation, reward, terminated, truncated, info = env.step(action)
         return observation, float(reward), bool(terminated), bool(truncated), info
 
@@ -166,7 +163,7 @@ class Slot:
         start, actions = argument
         told = [] if start is None else [self._key_of(self._reset(start))]
         for action in actions:
-            told.append(self._key_of(self._step(action)))
+            told.append(self._key_of(self._step(action, _now())))
         return told, 0.0, False, False, {}
 
     def _key_of(self, given: Given) -> Any:
@@ -177,7 +174,7 @@ class Slot:
         theirs, ours = source.env, self.build()
         if theirs is None or source._last is None or not can_copy(theirs):
             raise EnvError(f"expected an environment with a snapshot in slot {source.number}")
-        self._guard(self.number, self._reset_timeout_s)
+        self._line.begin(self.number, _now() + self._reset_timeout_s)
         if isinstance(theirs, LLMAgentEnv) and isinstance(ours, LLMAgentEnv):
             _restore(ours.env, theirs.env)
             for name, value in vars(theirs).items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from longstep.commands import EnvCommand, EnvResult, VectorEnv, next_command_id
+from longstep.commands import CommandBatch, EnvCommand, EnvResult, VectorEnv, next_command_id
 from longstep.errors import EnvError
 from longstep.spaces import TextSpace
 from longstep.types import Task
@@ -18,7 +18,7 @@ from longstep_bindings.envs.client import RemoteVectorEnv
 from longstep_bindings.envs.server import EnvServer
 from longstep_bindings.envs.spec import EnvSpec
 
-__all__ = ["TextEnv", "measure", "steps_per_second"]
+__all__ = ["TextEnv", "batched_steps_per_second", "measure", "steps_per_second"]
 
 KEYDOOR = "longstep/KeyDoor-v0"
 
@@ -63,6 +63,25 @@ def steps_per_second(
                 command_id = next_command_id()
                 commands.append(EnvCommand(slot=result.slot, command_id=command_id, action=action))
         envs.send(commands)
+        results = envs.recv()
+        num_steps += len(results)
+    elapsed_s = time.perf_counter() - start
+    envs.recv(envs.num_envs)
+    return num_steps / elapsed_s
+
+
+def batched_steps_per_second(envs: RemoteVectorEnv, seconds: float) -> float:
+    """The same of environments that never end, by columns: a batch comes, a batch goes."""
+    envs.reset(seeds=range(envs.num_envs))
+    slots = range(envs.num_envs)
+    envs.send(CommandBatch(slots, ["go"] * len(slots)))
+    results, num_steps = envs.recv(envs.num_envs), 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        if any(results.errors):
+            raise EnvError(f"expected no error, got {results.errors}")
+        actions = ["go" if observation else "" for observation in results.observations]
+        envs.send(CommandBatch(results.slots, actions))
         results = envs.recv()
         num_steps += len(results)
     elapsed_s = time.perf_counter() - start

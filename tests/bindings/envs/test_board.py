@@ -7,12 +7,12 @@ from longstep_bindings.envs.board import Board, new_board_file
 
 def test_what_is_read_beside_a_writer_is_a_deadline_that_was_written():
     board = Board(new_board_file())
-    line, stop = board.new_line(), threading.Event()
+    line, stop = board.new_line(owner=1), threading.Event()
 
     def write():
         while not stop.is_set():
-            board.begin(line, 1, 2, 3.0)
-            board.end(line)
+            line.begin(2, 3.0)
+            line.end()
 
     writer = threading.Thread(target=write)
     writer.start()
