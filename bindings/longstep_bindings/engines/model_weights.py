@@ -1,13 +1,13 @@
 """The weights of a transformers model under the names of its checkpoint, to be sent or to be overwritten in place.
 
 In memory a model may name and arrange its weights otherwise than its file does: vision-language models since
-transformers 5, mixtures of experts. transformers knows how to go back when it saves; the tensors that it gives then are
-views of the weights in memory, so writing into them loads the model.
+transformers 5, mixtures of experts. transformers knows how to go back when it saves; where the tensors that it gives then
+are views of the weights in memory, as when only names differ, writing into them loads the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,29 +68,49 @@ def _as_saved(model: Any, named: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 def load_in_place(model: Any, path: Path) -> None:
     """Overwrite the model's weights with those at `path`, a safetensors file or a folder of them.
 
+    Where the model does not hold its weights as its checkpoint does, they are loaded beside it first, as transformers
+    does it, which takes their memory once more.
+
     Raises:
         WeightsError: A file is damaged, or a name or shape is not the model's; nothing has been changed.
     """
     import torch
 
     tensors, others = checkpoint_tensors(model)
-    _require_views(model, tensors)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     stored = read_headers(path)
     known = {name: stored[name].shape for name in others & stored.keys()}
     check_shapes(stored, {**shapes, **known}, may_lack=others, where=path)
+    goals = tensors
+    news = tensors_in(path)
+    if not _are_views(model, tensors):
+        goals, news = model.state_dict(), _converted(model, path)
     with torch.no_grad():
-        for name, tensor in tensors_in(path):
-            if name in tensors:
-                tensors[name].copy_(tensor)
+        for name, tensor in news:
+            if name in goals:
+                goals[name].copy_(tensor)
 
 
-def _require_views(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise when some tensor is a copy, which cannot be loaded into."""
+def _are_views(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """True when writing into the tensors writes into the model."""
     own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
-    for name, tensor in tensors.items():
-        if tensor.numel() and tensor.untyped_storage().data_ptr() not in own:
-            raise WeightsError(
-                f"expected weights that stand in memory as in the checkpoint, but `{name}` of "
-                f"{type(model).__name__} is converted when it is loaded; serve this model with another engine"
-            )
+    return all(
+        tensor.untyped_storage().data_ptr() in own for tensor in tensors.values() if tensor.numel()
+    )
+
+
+def _converted(model: Any, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is at `path` as the model holds it in memory."""
+    fresh, report = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=dict(tensors_in(path)),
+        dtype=model.dtype,
+        output_loading_info=True,
+    )
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise WeightsError(
+            f"expected weights that {type(model).__name__} can be loaded from at `{path}`, got "
+            f"{sorted(report['missing_keys'])[:3]} missing and {sorted(report['unexpected_keys'])[:3]} unknown"
+        )
+    yield from fresh.state_dict().items()
