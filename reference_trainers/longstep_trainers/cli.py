@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from longstep.errors import require
 from longstep_trainers.config import RunConfig
@@ -51,20 +52,20 @@ def evaluate(arguments: Sequence[str]) -> int:
     config = parse_config(arguments, prog="longstep eval")
     _set_log_level(config.log_level)
     _require_torch("longstep eval")
-    from longstep.policy import EnginePolicy
     from longstep.tasks import panel
-    from longstep.vector import GroupVectorEnv
-    from longstep_bindings.engines.transformers_engine import TransformersEngine
-    from longstep_trainers.assembly import AgentEnvFactory, prepare_model
+    from longstep_trainers.assembly import agent_envs, prepare_model
     from longstep_trainers.evaluate import evaluate as play
+    from longstep_trainers.policies import open_policy
 
     model, tokenizer = prepare_model(config)
-    policy = EnginePolicy(TransformersEngine(model, tokenizer))
     num_tasks = config.train.eval_tasks
     held_out = panel(config.env.name, "eval", num_tasks, env_kwargs=config.env.kwargs)
-    make_env = AgentEnvFactory(config, tokenizer)
-    with closing(GroupVectorEnv(make_env, config.env.rollout.batch_size)) as envs:
-        metrics = play(envs, policy, held_out.tasks, config=config)
+    with (
+        TemporaryDirectory(prefix="longstep-") as folder,
+        closing(open_policy(config, model, tokenizer, version=0, folder=Path(folder))) as policy,
+        closing(agent_envs(config, tokenizer)) as envs,
+    ):
+        metrics = play(envs, policy.evaluation, held_out.tasks, config=config)
     print(json.dumps({**metrics, "panel_sha256": held_out.sha256}, indent=2))
     return 0
 

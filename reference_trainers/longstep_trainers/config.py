@@ -11,12 +11,12 @@ Words: a *row* is one step of one trajectory; an *iteration* is one rollout and 
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from longstep.errors import ConfigError, did_you_mean
+from longstep.errors import ConfigError
+from longstep_trainers.actor_config import ActorConfig
+from longstep_trainers.setting_checks import above, at_least, one_of, within
 
 __all__ = [
     "ALGORITHMS",
@@ -38,8 +38,6 @@ __all__ = [
 
 ALGORITHMS = ("gigpo", "grpo")
 """Values of `algorithm.name`."""
-ENGINES = ("transformers", "vllm")
-"""Values of `actor.engine`."""
 MEMORIES = ("simple", "window", "retrieval")
 """Values of `env.memory.name`; memories that need a function are given in Python."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -62,9 +60,9 @@ class EmbeddedModelConfig:
     def __post_init__(self) -> None:
         """Check the sizes."""
         at = "model.embedded"
-        _at_least(1, self.num_layers, f"{at}.num_layers")
-        _at_least(1, self.num_heads, f"{at}.num_heads")
-        _at_least(1, self.hidden_size, f"{at}.hidden_size")
+        at_least(1, self.num_layers, f"{at}.num_layers")
+        at_least(1, self.num_heads, f"{at}.num_heads")
+        at_least(1, self.hidden_size, f"{at}.hidden_size")
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"expected `{at}.hidden_size` to be a multiple of `{at}.num_heads`, got "
@@ -99,9 +97,9 @@ class ModelConfig:
                 "expected a folder or `embedded`, got an empty string at `model.model_path`; "
                 "name the model"
             )
-        _at_least(1, self.lora_r, "model.lora_r")
-        _above(0, self.lora_alpha, "model.lora_alpha")
-        _within(0.0, 1.0, self.lora_dropout, "model.lora_dropout", upper_open=True)
+        at_least(1, self.lora_r, "model.lora_r")
+        above(0, self.lora_alpha, "model.lora_alpha")
+        within(0.0, 1.0, self.lora_dropout, "model.lora_dropout", upper_open=True)
 
     @property
     def is_embedded(self) -> bool:
@@ -122,10 +120,10 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         """Check the counts."""
-        _at_least(1, self.n, "env.rollout.n")
-        _at_least(1, self.batch_size, "env.rollout.batch_size")
+        at_least(1, self.n, "env.rollout.n")
+        at_least(1, self.batch_size, "env.rollout.batch_size")
         if self.num_groups is not None:
-            _at_least(1, self.num_groups, "env.rollout.num_groups")
+            at_least(1, self.num_groups, "env.rollout.num_groups")
 
     @property
     def groups_per_iteration(self) -> int:
@@ -148,9 +146,9 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         """Check the name and the counts."""
         if self.name is not None:
-            _one_of(MEMORIES, self.name, "env.memory.name")
-        _at_least(0, self.window_size, "env.memory.window_size")
-        _at_least(1, self.top_k, "env.memory.top_k")
+            one_of(MEMORIES, self.name, "env.memory.name")
+        at_least(0, self.window_size, "env.memory.window_size")
+        at_least(1, self.top_k, "env.memory.top_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +165,7 @@ class PromptConfig:
     def __post_init__(self) -> None:
         """Check the budget."""
         if self.max_tokens is not None:
-            _at_least(1, self.max_tokens, "env.prompt.max_tokens")
+            at_least(1, self.max_tokens, "env.prompt.max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +192,8 @@ class EnvConfig:
                 "`longstep envs` lists them"
             )
         if self.max_steps is not None:
-            _at_least(1, self.max_steps, "env.max_steps")
-        _above(0, self.reward_scale, "env.reward_scale")
+            at_least(1, self.max_steps, "env.max_steps")
+        above(0, self.reward_scale, "env.reward_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,23 +249,23 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check every number on its own."""
         for name in ("total_steps", "num_epochs", "batch_size", "gradient_accumulation_steps"):
-            _at_least(1, getattr(self, name), f"train.{name}")
+            at_least(1, getattr(self, name), f"train.{name}")
         for name in ("max_tokens_per_microbatch", "row_length", "max_length", "eval_tasks"):
-            _at_least(1, getattr(self, name), f"train.{name}")
+            at_least(1, getattr(self, name), f"train.{name}")
         for name in ("warmup_steps", "eval_every", "save_every"):
-            _at_least(0, getattr(self, name), f"train.{name}")
+            at_least(0, getattr(self, name), f"train.{name}")
         for name in ("weight_decay", "kl_coef", "entropy_coef"):
-            _at_least(0, getattr(self, name), f"train.{name}")
-        _above(0, self.learning_rate, "train.learning_rate")
-        _above(0, self.max_grad_norm, "train.max_grad_norm")
-        _at_least(1, self.importance_cap, "train.importance_cap")
-        _within(0.0, 1.0, self.clip_range, "train.clip_range")
+            at_least(0, getattr(self, name), f"train.{name}")
+        above(0, self.learning_rate, "train.learning_rate")
+        above(0, self.max_grad_norm, "train.max_grad_norm")
+        at_least(1, self.importance_cap, "train.importance_cap")
+        within(0.0, 1.0, self.clip_range, "train.clip_range")
         if self.clip_range_high is not None:
-            _above(0, self.clip_range_high, "train.clip_range_high")
+            above(0, self.clip_range_high, "train.clip_range_high")
         if self.dual_clip is not None:
-            _above(1, self.dual_clip, "train.dual_clip")
+            above(1, self.dual_clip, "train.dual_clip")
         for beta in self.adam_betas:
-            _within(0.0, 1.0, beta, "train.adam_betas", upper_open=True)
+            within(0.0, 1.0, beta, "train.adam_betas", upper_open=True)
 
     @property
     def clip_low(self) -> float:
@@ -296,11 +294,11 @@ class GiGPOConfig:
     def __post_init__(self) -> None:
         """Check the numbers."""
         at = "algorithm.gigpo"
-        _at_least(0, self.omega, f"{at}.omega")
-        _at_least(1, self.inner_group_size, f"{at}.inner_group_size")
+        at_least(0, self.omega, f"{at}.omega")
+        at_least(1, self.inner_group_size, f"{at}.inner_group_size")
         if self.similarity_threshold is not None:
-            _above(0, self.similarity_threshold, f"{at}.similarity_threshold")
-            _within(0.0, 1.0, self.similarity_threshold, f"{at}.similarity_threshold")
+            above(0, self.similarity_threshold, f"{at}.similarity_threshold")
+            within(0.0, 1.0, self.similarity_threshold, f"{at}.similarity_threshold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,9 +328,9 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         """Check the name and the numbers."""
-        _one_of(ALGORITHMS, self.name, "algorithm.name")
-        _within(0.0, 1.0, self.gamma, "algorithm.gamma")
-        _at_least(0, self.invalid_action_penalty, "algorithm.invalid_action_penalty")
+        one_of(ALGORITHMS, self.name, "algorithm.name")
+        within(0.0, 1.0, self.gamma, "algorithm.gamma")
+        at_least(0, self.invalid_action_penalty, "algorithm.invalid_action_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,84 +350,11 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _above(0, self.temperature, "generation.temperature")
-        _at_least(0, self.eval_temperature, "generation.eval_temperature")
-        _above(0, self.top_p, "generation.top_p")
-        _within(0.0, 1.0, self.top_p, "generation.top_p")
-        _at_least(1, self.max_tokens, "generation.max_tokens")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorConfig:
-    """Where completions are made: in the trainer's own process, or by actors, processes that serve an engine."""
-
-    engine: str = "transformers"
-    """Model runtime: `transformers`, or `vllm`, which needs actors."""
-    num_actors: int = 0
-    """Actor processes to start on this machine; 0 means the trainer's own process, unless `addresses` names actors."""
-    max_staleness: int = 0
-    """Weight updates by which a completion may lag behind those that train on it. 0 plays and updates in turn; above 0,
-    which needs actors, trajectories go on during updates and older ones are dropped."""
-    python: str | None = None
-    """Interpreter of the actors; None means the trainer's own."""
-    addresses: list[str] = field(default_factory=list[str])
-    """Actors that run already (`longstep serve-actor`), such as `tcp://10.0.0.2:7000`; none is started then."""
-    weights_route: Literal["auto", "shared_memory", "wire", "cuda"] = "auto"
-    """How new weights reach the actors; `auto` takes the fastest that works."""
-    probe_tolerance: float = 0.5
-    """Largest mean difference, in nats per token, between an actor's log-probabilities and the trainer's after new
-    weights have arrived; more ends the run. bfloat16 explains up to 0.15."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights in the actors; `auto` is that of the trainer's model."""
-    gpu_memory_share: float = 0.5
-    """Share of a GPU's memory that vLLM takes, in (0, 1]."""
-    start_timeout_s: float = 300.0
-    """Longest wait for the actors to be ready, in seconds."""
-
-    def __post_init__(self) -> None:
-        """Check each value and what cannot go together."""
-        _one_of(ENGINES, self.engine, "actor.engine")
-        for name in ("num_actors", "max_staleness"):
-            _at_least(0, getattr(self, name), f"actor.{name}")
-        for name in ("probe_tolerance", "start_timeout_s"):
-            _above(0, getattr(self, name), f"actor.{name}")
-        _above(0, self.gpu_memory_share, "actor.gpu_memory_share")
-        _within(0.0, 1.0, self.gpu_memory_share, "actor.gpu_memory_share")
-        if self.addresses and self.num_actors not in (0, len(self.addresses)):
-            raise ConfigError(
-                f"expected `actor.num_actors` of 0 beside `actor.addresses`, got {self.num_actors}; those actors run "
-                "already, and none is started"
-            )
-        if self.python is not None and shutil.which(self.python) is None:
-            raise ConfigError(
-                f"expected an interpreter, got `{self.python}` at `actor.python`; name the file, as in "
-                ".venv-vllm/bin/python"
-            )
-        if not self.uses_actors:
-            self._check_in_process()
-
-    def _check_in_process(self) -> None:
-        """Refuse what only actors can do."""
-        more = "; add `--actor.num_actors 1`"
-        if self.engine != "transformers":
-            raise ConfigError(
-                f"expected actors for the engine `{self.engine}`, got 0 at `actor.num_actors`{more}"
-            )
-        if self.max_staleness:
-            raise ConfigError(
-                f"expected 0 at `actor.max_staleness` without actors, got {self.max_staleness}: the trainer's own process "
-                f"cannot sample from weights while it changes them{more}"
-            )
-        if self.weights_route != "auto" or self.python is not None:
-            name = "python" if self.python is not None else "weights_route"
-            raise ConfigError(
-                f"expected no `actor.{name}` without actors, got `{getattr(self, name)}`{more}"
-            )
-
-    @property
-    def uses_actors(self) -> bool:
-        """True when completions come from other processes."""
-        return bool(self.num_actors or self.addresses)
+        above(0, self.temperature, "generation.temperature")
+        at_least(0, self.eval_temperature, "generation.eval_temperature")
+        above(0, self.top_p, "generation.top_p")
+        within(0.0, 1.0, self.top_p, "generation.top_p")
+        at_least(1, self.max_tokens, "generation.max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,8 +383,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check what depends on more than one component."""
-        _at_least(0, self.seed, "seed")
-        _one_of(LOG_LEVELS, self.log_level, "log_level")
+        at_least(0, self.seed, "seed")
+        one_of(LOG_LEVELS, self.log_level, "log_level")
         group_size, inner = self.env.rollout.n, self.algorithm.gigpo.inner_group_size
         if self.algorithm.name == "gigpo" and group_size % inner:
             raise ConfigError(
@@ -484,29 +409,3 @@ class RunConfig:
     def row_max_tokens(self) -> int:
         """Most tokens a row can have."""
         return self.prompt_max_tokens + self.generation.max_tokens
-
-
-def _at_least(bound: float, value: float, key: str) -> None:
-    if not bound <= value < math.inf:  # also refuses NaN
-        raise ConfigError(f"expected at least {bound}, got {value} at `{key}`; raise it")
-
-
-def _above(bound: float, value: float, key: str) -> None:
-    if not bound < value < math.inf:
-        raise ConfigError(
-            f"expected a finite number above {bound}, got {value} at `{key}`; change it"
-        )
-
-
-def _within(low: float, high: float, value: float, key: str, *, upper_open: bool = False) -> None:
-    if not low <= value <= high or (upper_open and value == high):
-        interval = f"[{low}, {high}{')' if upper_open else ']'}"
-        raise ConfigError(f"expected a number in {interval}, got {value} at `{key}`; change it")
-
-
-def _one_of(known: Collection[str], value: str, key: str) -> None:
-    if value not in known:
-        names = ", ".join(f"`{name}`" for name in known)
-        near = did_you_mean(value, known)
-        advice = near if near.startswith("did") else "take one of them"
-        raise ConfigError(f"expected one of {names}, got `{value}` at `{key}`; {advice}")

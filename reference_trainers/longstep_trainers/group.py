@@ -91,6 +91,7 @@ def train(config: RunConfig) -> dict[str, Any]:
     held_out = panel(config.env.name, "eval", config.train.eval_tasks, env_kwargs=config.env.kwargs)
 
     with (
+        MetricsLogger(output_dir, resume_from=state.iteration, config=config) as tracker,
         closing(open_policy(config, model, tokenizer, version=state.policy_version)) as policy,
         TaskStream(
             config.env.name,
@@ -100,7 +101,6 @@ def train(config: RunConfig) -> dict[str, Any]:
         ) as tasks,
         closing(agent_envs(config, tokenizer)) as envs,
         closing(agent_envs(config, tokenizer) if is_async else envs) as eval_envs,
-        MetricsLogger(output_dir, resume_from=state.iteration, config=config) as tracker,
         closing(
             open_source(
                 config,
@@ -176,7 +176,7 @@ def train(config: RunConfig) -> dict[str, Any]:
                             "rollout_s": collected - started,
                             "update_s": updated - collected,
                             "generated_tokens_per_s": summary["generated_tokens"]
-                            / (collected - started),
+                            / ((updated if is_async else collected) - started),
                             "env_steps_per_s": summary["env_steps"] / (updated - started),
                         },
                     )

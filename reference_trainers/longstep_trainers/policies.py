@@ -1,13 +1,15 @@
 """The policy that rollouts of a training run ask: the trained model in this process, or actors that get its weights.
 
-Both are `longstep.policy.Policy`s and have the same few methods beside it, so the trainer reads the same either way.
+Both are `longstep.policy.Policy`s with the same few methods beside it, so the trainer reads the same either way. See
+`longstep_trainers.actors` for the second.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
-from longstep.errors import ConfigError
+from longstep.errors import require
 from longstep.policy import EnginePolicy, Policy
 from longstep_bindings.engines.transformers_engine import TransformersEngine
 from longstep_trainers.batching import Rows
@@ -22,6 +24,10 @@ class TrainedPolicy(Policy, Protocol):
     @property
     def evaluation(self) -> Policy:
         """The same weights for evaluations, which may ask while a rollout does."""
+        ...
+
+    def cancel(self, request_ids: Any) -> None:
+        """Withdraw requests; they are never answered."""
         ...
 
     def forget(self) -> None:
@@ -47,6 +53,38 @@ class TrainedPolicy(Policy, Protocol):
     def close(self) -> None:
         """End what serves the weights. Idempotent."""
         ...
+
+
+def open_policy(
+    config: RunConfig, model: Any, tokenizer: Any, *, version: int, folder: Path | None = None
+) -> TrainedPolicy:
+    """The policy that the settings ask for, with the model's present weights.
+
+    Args:
+        config: Settings of the run.
+        model: What is trained.
+        tokenizer: The model's.
+        version: Number of weight updates made so far.
+        folder: For what actors need on disk; None means `actors` in the run's own. Not used without actors.
+
+    Raises:
+        LongstepError: Actors could not be started; the message has their own words.
+    """
+    if not config.actor.uses_actors:
+        return InProcessPolicy(model, tokenizer, version=version)
+    for name in ("zmq", "msgpack"):
+        require(name, extra="bindings", needed_by="actors")
+    from longstep_trainers.actors import ActorsPolicy, start_actors
+
+    folder = folder or Path(config.output_dir) / "actors"
+    policy = ActorsPolicy(start_actors(config, model, tokenizer, folder), model, config)
+    if version:
+        try:
+            policy.send(version, probe=None)
+        except BaseException:
+            policy.close()
+            raise
+    return policy
 
 
 class InProcessPolicy(EnginePolicy):
@@ -81,12 +119,3 @@ class InProcessPolicy(EnginePolicy):
 
     def close(self) -> None:
         """The model belongs to the trainer."""
-
-
-def open_policy(config: RunConfig, model: Any, tokenizer: Any, *, version: int) -> TrainedPolicy:
-    """The policy that the settings ask for, with the model's present weights."""
-    if config.actor.uses_actors:
-        raise ConfigError(
-            "expected no `actor.num_actors` and `actor.addresses` yet; leave them out"
-        )
-    return InProcessPolicy(model, tokenizer, version=version)

@@ -49,6 +49,7 @@ SHOWN = {
     "rollout/episode_length_mean": ("length", "{:.1f}"),
     "rollout/invalid_action_rate": ("invalid", "{:.3f}"),
     "credit/step_group_size_mean": ("step group", "{:.1f}"),
+    "async/staleness_mean": ("staleness", "{:.1f}"),
     "time/generated_tokens_per_s": ("tokens/s", "{:.0f}"),
 }
 """Metrics of the live view: the label and the format of each."""
