@@ -1,7 +1,8 @@
 r"""Parsers: what the model wants to do, read out of what it wrote.
 
 Every parser answers any completion with an `Action`; one that cannot be read is an invalid action with a reason, never
-an exception, and none takes more than linear time in the length of the completion. Where admissible actions are given,
+an exception, and none takes more than linear time in the length of the completion. (What is no text at all is a wrong
+call, and an exception.) Where admissible actions are given,
 the action must be one of them, up to case and white space, and is returned as the environment spells it.
 """
 
@@ -11,8 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from longstep.arguments import check_count, check_text, check_texts
 from longstep.errors import ConfigError
-from longstep.reading import invalid, match
+from longstep.reading import check_parse, invalid, match
 from longstep.tool_calls import JsonParser, ToolCallParser
 from longstep.types import Action
 
@@ -56,10 +58,12 @@ class ChoiceParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """The whole completion, without white space at its ends."""
+        check_parse(completion, admissible)
         return match(completion, admissible)
 
     def constraint(self, admissible: Sequence[str] | None) -> tuple[str, ...] | None:
         """The admissible actions themselves."""
+        check_texts("admissible", admissible, optional=True)
         return None if admissible is None else tuple(admissible)
 
 
@@ -78,6 +82,8 @@ class TagParser:
         tag: Name of the tag around the action.
         think_tag: Name of a tag around the reasoning, which must come before the action; None asks for none.
         """
+        check_text("tag", tag)
+        check_text("think_tag", think_tag, optional=True)
         for name, value in (("tag", tag), ("think_tag", think_tag)):
             if value is not None and not re.fullmatch(r"[\w-]+", value):
                 raise ConfigError(
@@ -97,6 +103,7 @@ class TagParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """What stands between the last opening tag that is closed and its closing tag."""
+        check_parse(completion, admissible)
         answer = completion
         if self.think_tag is not None:
             thought, closed, answer = completion.partition(f"</{self.think_tag}>")
@@ -111,6 +118,7 @@ class TagParser:
 
     def constraint(self, admissible: Sequence[str] | None) -> tuple[str, ...] | None:
         """The admissible actions between tags; None with reasoning, which is free."""
+        check_texts("admissible", admissible, optional=True)
         if admissible is None or self.think_tag is not None:
             return None
         return tuple(f"<{self.tag}>{action}</{self.tag}>" for action in admissible)
@@ -131,11 +139,11 @@ class RegexParser:
             patterns whose cost grows with a power of the length. Nothing bounds nested repetition such as `(a+)+`:
             do not write it.
         """
-        if max_characters < 1:
-            raise ConfigError(f"expected `max_characters` of at least 1, got {max_characters}")
+        check_text("pattern", pattern)
+        check_count("max_characters", max_characters, 1)
         try:
             self._pattern = re.compile(pattern)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
                 f"expected a regular expression as `pattern`, got {pattern!r}: {error}"
             ) from error
@@ -149,6 +157,7 @@ class RegexParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """What the last match that captures something captures."""
+        check_parse(completion, admissible)
         if "action" in self._pattern.groupindex:
             group: str | int = "action"
         else:

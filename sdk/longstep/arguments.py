@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from os import PathLike
 from typing import Any, cast
 
 import numpy as np
@@ -19,13 +21,16 @@ __all__ = [
     "check_mapping",
     "check_methods",
     "check_number",
+    "check_path",
     "check_text",
     "check_texts",
 ]
 
 
-def check_count(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    """Raise unless `value` is a whole number of at least `least`, or None where `optional`."""
+def check_count(
+    name: str, value: Any, least: int | None, *, most: int | None = None, optional: bool = False
+) -> None:
+    """Raise unless `value` is a whole number between `least` and `most`, where these are given, or None where `optional`."""
     if optional and value is None:
         return
     or_none = " or None" if optional else ""
@@ -35,8 +40,10 @@ def check_count(name: str, value: Any, least: int, *, optional: bool = False) ->
         number = None
     if number is None:
         raise ConfigError(f"expected a whole number{or_none} as `{name}`, got {value!r:.100}")
-    if number < least:
+    if least is not None and number < least:
         raise ConfigError(f"expected `{name}` of at least {least}{or_none}, got {value}")
+    if most is not None and number > most:
+        raise ConfigError(f"expected `{name}` of at most {most}{or_none}, got {value}")
 
 
 def check_number(name: str, value: Any) -> None:
@@ -79,6 +86,8 @@ def check_texts(name: str, value: Any, *, optional: bool = False) -> None:
     """Raise unless `value` is a sequence of str, not one str, or None where `optional`."""
     if optional and value is None:
         return
+    if type(value) in (list, tuple) and set(map(type, value)) <= {str}:  # the usual case, quickly
+        return
     or_none = " or None" if optional else ""
     is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     if not is_sequence:
@@ -98,6 +107,12 @@ def check_mapping(name: str, value: Any, *, optional: bool = False) -> None:
     for key in cast("Mapping[Any, Any]", value):
         if not isinstance(key, str):
             raise ConfigError(f"expected names as the keys of `{name}`, got {key!r:.100}")
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raise unless `value` is a path: a str or an `os.PathLike` of one."""
+    if not isinstance(value, str | PathLike) or not isinstance(os.fspath(cast(Any, value)), str):
+        raise ConfigError(f"expected a path as `{name}`, got {value!r:.100}")
 
 
 def check_callable(name: str, value: Any) -> None:

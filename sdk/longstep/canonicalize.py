@@ -20,7 +20,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError, DataError
+from longstep.arguments import check_callable, check_count
+from longstep.errors import DataError
 from longstep.state_encoding import MAX_DEPTH
 from longstep.state_key import state_key
 
@@ -51,6 +52,8 @@ _TIMESTAMPS = re.compile(rf"(?<![\d:./-])(?:{_DATE}(?:(?:T|,?\s){_TIME})?|{_TIME
 
 def chain(*canonicalizers: Canonicalizer) -> Canonicalizer:
     """One canonicalizer that applies several, the first one first."""
+    for index, canonicalize in enumerate(canonicalizers):
+        check_callable(f"canonicalizers[{index}]", canonicalize)
     return partial(_apply_all, canonicalizers)
 
 
@@ -98,12 +101,13 @@ def sort_lists(observation: Any) -> Any:
 
 
 def round_floats(decimals: int) -> Canonicalizer:
-    """A canonicalizer that rounds floats and float arrays to `decimals` places; negative ones round to tens and more.
+    """A canonicalizer that rounds floats and float arrays to `decimals` places, at most 20; negative ones round to tens.
 
     >>> round_floats(1)({"at": (0.123, 2)})
     {'at': (0.1, 2)}
     """
-    return partial(_map, change=partial(_round, decimals=decimals))
+    check_count("decimals", decimals, -20, most=20)
+    return partial(_map, change=partial(_round, decimals=int(decimals)))
 
 
 def crop_image(*, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> Canonicalizer:
@@ -118,10 +122,8 @@ def crop_image(*, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) 
     Images are arrays [H, W] or [H, W, C] and PIL images. One that is not larger than what is cut off is a `DataError`.
     """
     margins = (top, bottom, left, right)
-    if min(margins) < 0:
-        raise ConfigError(
-            f"expected margins of at least 0 pixels, got {min(margins)} at `crop_image`"
-        )
+    for name, margin in zip(("top", "bottom", "left", "right"), margins, strict=True):
+        check_count(name, margin, 0)
     return partial(_map, change=partial(_crop, margins=margins))
 
 

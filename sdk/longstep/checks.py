@@ -17,6 +17,7 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
+from longstep.arguments import check_callable, check_count
 from longstep.defaults import find_max_steps
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError
@@ -81,8 +82,11 @@ def check_env(
     >>> check_env("longstep/KeyDoor-v0", num_steps=50).num_steps
     50
     """
-    if num_steps < 1:
-        raise ConfigError(f"expected `num_steps` of at least 1, got {num_steps}")
+    check_count("seed", seed, 0)
+    check_count("num_steps", num_steps, 1)
+    seed = int(seed)  # Gymnasium knows no numpy integers
+    if player is not None:
+        check_callable("player", player)
     created = isinstance(env, str) or (callable(env) and not isinstance(env, gymnasium.Env))
     wrapper = _wrap(env)
     try:
@@ -108,7 +112,13 @@ def _wrap(env: Any) -> LLMAgentEnv:
     if isinstance(env, str):
         return make(env)
     if not isinstance(env, gymnasium.Env) and callable(env):
-        env = env()
+        try:
+            env = env()
+        except TypeError as error:
+            raise ConfigError(
+                f"expected a class or function of no arguments as `env`, got {env!r:.100}: {error}; pass a function that "
+                "gives a new environment at each call"
+            ) from error
     return env if isinstance(env, LLMAgentEnv) else LLMAgentEnv(cast(Any, env))
 
 

@@ -21,6 +21,7 @@ from longstep.actions import ActionParser
 from longstep.arguments import (
     check_callable,
     check_count,
+    check_mapping,
     check_methods,
     check_number,
     check_text,
@@ -162,9 +163,12 @@ class LLMAgentEnv(PassThroughEnv):
         """Begin an episode: the first prompt's text, and info.
 
         Args:
-            seed: Seed of the wrapped environment; None goes on with its random stream.
+            seed: Seed of the wrapped environment, at least 0; None goes on with its random stream.
             options: Options of the wrapped environment's reset.
         """
+        check_count("seed", seed, 0, optional=True)
+        check_mapping("options", options, optional=True)
+        seed = None if seed is None else int(seed)  # Gymnasium knows no numpy integers
         self._in_episode = False
         result = self.env.reset(seed=seed, options=options)
         observation, self._env_info = read_reset(self.env, result)

@@ -16,6 +16,7 @@ observation, which the prompt shows in a place of its own. Write your own by ove
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -293,7 +294,7 @@ class FrameMemory(StepMemory):
 
 
 def _at_least(value: int, least: int, name: str) -> int:
-    check_count(name, value, least)
+    check_count(name, value, least, most=sys.maxsize)
     return int(value)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_mapping, check_number, check_text
 from longstep.observations import observation_to_text
 
 __all__ = ["Memory", "MemoryStep", "StepMemory", "join_steps"]
@@ -85,6 +86,9 @@ class StepMemory(Memory):
 
     def _take(self, text: str, action: str, reward: float, info: Mapping[str, Any]) -> MemoryStep:
         """The next step, from the text of its observation and what `update` was given."""
+        check_text("action", action)
+        check_number("reward", reward)
+        check_mapping("info", info)
         self._num_steps += 1
         reason = "" if info.get("action_valid", True) else str(info.get("action_reason", ""))
         return MemoryStep(

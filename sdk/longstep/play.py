@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from longstep.defaults import find_max_steps
-from longstep.errors import EnvContractError, EnvError, UnsupportedTypeError
+from longstep.errors import ConfigError, EnvContractError, EnvError, UnsupportedTypeError
 from longstep.five_tuple import read_reset, read_reward, read_step, read_success
 from longstep.plain_data import complain
 from longstep.spaces import TextSpace
@@ -214,7 +214,11 @@ def _choose(
     subject: Subject, last: Event, rng: np.random.Generator, space: Any, player: Player | None
 ) -> Any:
     if player is not None:
-        text = player(subject.env, subject.info)
+        text: Any = player(subject.env, subject.info)
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"expected a str from `player`, got {text!r:.100}; return the text of an action"
+            )
     elif last.admissible:
         text = last.admissible[int(rng.integers(len(last.admissible)))]
     else:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.arguments import check_callable, check_count, check_text
+from longstep.arguments import check_callable, check_count, check_text, check_texts
 from longstep.budget import Shown, cut_last_lines, cut_middle, cut_oldest, fit
 from longstep.errors import ConfigError, DataError, PromptBudgetError, did_you_mean
-from longstep.observations import IMAGE_PLACEHOLDER, NEUTRAL_PLACEHOLDER
+from longstep.observations import IMAGE_PLACEHOLDER, NEUTRAL_PLACEHOLDER, is_image
 from longstep.types import Dropped, Message, Prompt
 
 __all__ = ["IMAGE_PLACEHOLDER", "PLACEHOLDERS", "PromptTemplate", "count_utf8_bytes"]
@@ -117,6 +118,7 @@ class PromptTemplate:
         self.first_user = first_user
         self.max_tokens = max_tokens
         self.count_tokens = count_utf8_bytes if count_tokens is None else count_tokens
+        check_texts("drop_order", drop_order)
         self.drop_order = tuple(drop_order)
         self._check_settings()
         self._system_parts = _parse(system or "", "system")
@@ -168,13 +170,24 @@ class PromptTemplate:
 
         Raises:
             PromptBudgetError: What may not be dropped is longer than `max_tokens` on its own.
-            DataError: A text has another number of image placeholders than it has images.
+            DataError: A text has another number of image placeholders than it has images, or an image is none.
+            ConfigError: An argument is of the wrong kind.
         """
+        check_text("current_observation", current_observation)
+        check_text("task_description", task_description)
+        check_text("memory", memory)
+        check_texts("admissible_actions", admissible_actions, optional=True)
+        check_count("step", step, 0)
+        check_count("max_steps", max_steps, 0, optional=True)
+        _check_images("images", images)
+        _check_images("memory_images", memory_images)
         fills = {
             "task_description": _Fill(task_description),
             "current_observation": _Fill(current_observation, tuple(images)),
             "memory": _Fill(memory, tuple(memory_images)),
-            "admissible_actions": _Fill("\n".join(admissible_actions or ())),
+            "admissible_actions": _Fill(
+                "\n".join(() if admissible_actions is None else admissible_actions)
+            ),
             "step": _Fill(str(step)),
             "max_steps": _Fill("unlimited" if max_steps is None else str(max_steps)),
         }
@@ -189,7 +202,7 @@ class PromptTemplate:
         def render() -> Prompt:
             return _assemble(self._system_parts, user_parts, fills)
 
-        num_tokens = self.count_tokens(render().text)
+        num_tokens = self._count(render().text)
         used = {part.text for part in (*self._system_parts, *user_parts) if part.placeholder}
         dropped: list[Dropped] = []
         for name in self.drop_order:
@@ -199,7 +212,7 @@ class PromptTemplate:
 
             def count(kept: int, name: str = name, full: _Fill = full) -> int:
                 fills[name] = full.shortened(_CUTS[name](full.text, kept))
-                return self.count_tokens(render().text)
+                return self._count(render().text)
 
             kept, num_tokens = fit(count, len(full.text), num_tokens, max_tokens)
             shown = _CUTS[name](full.text, kept)
@@ -218,6 +231,37 @@ class PromptTemplate:
                 f"{self.drop_order} in `drop_order`"
             )
         return replace(render(), num_tokens=num_tokens, dropped=tuple(dropped))
+
+    def _count(self, text: str) -> int:
+        num_tokens: Any = self.count_tokens(text)
+        is_whole = isinstance(num_tokens, int | np.integer) and not isinstance(num_tokens, bool)
+        if not is_whole or num_tokens < 0:
+            raise DataError(
+                f"expected a whole number from `count_tokens`, got {num_tokens!r:.60}; return len(token ids)"
+            )
+        return int(cast(Any, num_tokens))
+
+
+def _check_images(name: str, images: Any) -> None:
+    """Raise unless these are images; none at all, `()`, is the usual case."""
+    if isinstance(images, tuple) and not images:
+        return
+    if not isinstance(images, Sequence) or isinstance(images, str | bytes):
+        raise ConfigError(
+            f"expected a sequence of images as `{name}`, got {type(images).__name__}; put a single one into a list"
+        )
+    for index, image in enumerate(cast("Sequence[Any]", images)):
+        if not is_image(image):
+            raise DataError(
+                f"expected a uint8 array [H, W, 3] as `{name}[{index}]`, got {_describe(image)}; convert it"
+            )
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__
+    array = cast("NDArray[Any]", value)
+    return f"{array.dtype} of shape {array.shape}"
 
 
 def _parse(template: str, name: str) -> tuple[_Part, ...]:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from longstep.arguments import check_text, check_texts
 from longstep.types import Action
 
-__all__ = ["DECODER", "invalid", "match", "read_json", "shorten"]
+__all__ = ["DECODER", "check_parse", "invalid", "match", "read_json", "shorten"]
 
 _SHOWN_CHARACTERS = 200
 
@@ -32,6 +33,12 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 def read_json(text: str) -> Any:
     """The value of a JSON text; ValueError or RecursionError when it is none."""
     return DECODER.decode(text)
+
+
+def check_parse(completion: Any, admissible: Any) -> None:
+    """Raise unless `parse` was given a text and a sequence of texts or None: no completion is wrong, but these are."""
+    check_text("completion", completion)
+    check_texts("admissible", admissible, optional=True)
 
 
 def match(text: str, admissible: Sequence[str] | None) -> Action:

@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_path
+from longstep.errors import ConfigError, DataError
+from longstep.state_key import KEY_SIZE_BYTES
 from longstep.types import Completion, StepRecord, StopReason, Trajectory
 
 __all__ = ["RolloutBatch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutBatch:
     """The trajectories of one `Rollout.collect`, ordered by group, member and attempt, or of groups of a stream.
+
+    A batch equals itself alone: two of them hold the wall times of two rollouts. Compare columns of `to_numpy`.
 
     >>> RolloutBatch(trajectories=()).summary()["success_rate"]
     0.0
@@ -34,6 +39,16 @@ class RolloutBatch:
 
     def __post_init__(self) -> None:
         """Gather the rows."""
+        given: Any = self.trajectories
+        if not isinstance(given, tuple):
+            raise ConfigError(
+                f"expected a tuple of Trajectory as `trajectories`, got {given!r:.100}"
+            )
+        for index, trajectory in enumerate(cast("tuple[Any, ...]", given)):
+            if not isinstance(trajectory, Trajectory):
+                raise ConfigError(
+                    f"expected a Trajectory as `trajectories[{index}]`, got {trajectory!r:.100}"
+                )
         rows = tuple(step for trajectory in self.usable for step in trajectory.steps)
         object.__setattr__(self, "rows", rows)
 
@@ -111,6 +126,7 @@ class RolloutBatch:
         """
         from longstep.recording_file import write_batch
 
+        check_path("path", path)
         write_batch(self.trajectories, path)
 
     @classmethod
@@ -122,11 +138,18 @@ class RolloutBatch:
         """
         from longstep.recording_file import read_trajectories
 
+        check_path("path", path)
         return cls(trajectories=read_trajectories(path))
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
     """One array for each numeric field of the steps, in their order."""
+    for row, step in enumerate(steps):
+        if len(step.state_key) != KEY_SIZE_BYTES:
+            raise DataError(
+                f"expected {KEY_SIZE_BYTES} bytes as `state_key`, got {len(step.state_key)} at row {row}; "
+                "hash the observation with longstep.state_key.state_key"
+            )
     return {
         "rewards": np.array([step.reward for step in steps], dtype=np.float32),
         "raw_rewards": np.array([step.raw_reward for step in steps], dtype=np.float32),

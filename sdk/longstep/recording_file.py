@@ -1,8 +1,8 @@
 """The file of a `RolloutBatch`: an `.npz` archive of arrays that also holds the texts as JSON lines. No pickle.
 
 `trajectories.jsonl` begins with a header line and has one line for each trajectory. Token ids and log-probabilities of
-all steps, failed trajectories included, are the columns of `recording.token_columns`. Values without a JSON form
-(arrays, bytes, tuples, sets, dicts with other keys than str) are tagged objects; arrays go to members `value/K.npy`.
+all steps, failed trajectories included, are the columns of `recording.token_columns`. Observations and options are in the
+form of `recording_values`; arrays go to members `value/K.npy`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +21,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import DataError, UnsupportedTypeError
+from longstep.errors import DataError
 from longstep.recording import step_columns, token_columns
+from longstep.recording_values import decode_value, encode_value
+from longstep.state_key import KEY_SIZE_BYTES
 from longstep.types import (
     Action,
     Completion,
@@ -40,7 +42,6 @@ __all__ = ["read_trajectories", "write_batch"]
 
 _TEXTS = "trajectories.jsonl"
 _HEADER = {"format": "longstep.RolloutBatch", "version": 1}
-_TAG = "$"
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -52,12 +53,24 @@ _DAMAGE = (
     ValueError,
 )
 """What reading another file, or a damaged one, may raise."""
-_CONTAINERS: dict[str, Callable[..., Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_NONE, _NUMBER = type(None), (int, float)
+_TRAJECTORY_TYPES: Mapping[str, tuple[type, ...]] = {
+    "trajectory_id": (str,), "task": (dict,), "group_id": (int,), "member": (int,), "stop_reason": (str,),
+    "success": (bool,), "error": (str, _NONE), "steps": (list,),
+}  # fmt: skip
+_TASK_TYPES: Mapping[str, tuple[type, ...]] = {"env_id": (str,), "seed": (int,), "name": (str,)}
+_STEP_TYPES: Mapping[str, tuple[type, ...]] = {
+    "step": (int,), "prompt": (dict,), "completion": (dict,), "action": (list,), "state_key": (str,),
+    "reward": _NUMBER, "raw_reward": _NUMBER, "terminated": (bool,), "truncated": (bool,), "seconds": (dict,),
+}  # fmt: skip
+_PROMPT_TYPES: Mapping[str, tuple[type, ...]] = {
+    "messages": (list,), "images": (list,), "num_tokens": (int, _NONE), "dropped": (list,),
+}  # fmt: skip
+_COMPLETION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "request_id": (str,), "text": (str,), "finish_reason": (str,), "policy_version": (int,), "constrained": (bool,),
+    "error": (str, _NONE), "resubmitted": (int,),
+}  # fmt: skip
+"""JSON types of the fields of each record: what another program wrote may be well-formed and still be nonsense."""
 
 
 def write_batch(trajectories: Sequence[Trajectory], path: str | PathLike[str]) -> None:
@@ -138,7 +151,7 @@ def _trajectory_to_json(trajectory: Trajectory, values: list[NDArray[Any]]) -> d
         "task": {
             "env_id": task.env_id,
             "seed": int(task.seed),
-            "options": _encode(None if task.options is None else dict(task.options), values),
+            "options": encode_value(None if task.options is None else dict(task.options), values),
             "name": task.name,
         },
         "group_id": int(trajectory.group_id),
@@ -153,7 +166,11 @@ def _trajectory_to_json(trajectory: Trajectory, values: list[NDArray[Any]]) -> d
 def _trajectory_from_json(
     line: dict[str, Any], completions: Iterator[dict[str, Any]], values: list[NDArray[Any]]
 ) -> Trajectory:
-    task = {**line["task"], "options": _decode(line["task"]["options"], values)}
+    _require_types(line, _TRAJECTORY_TYPES)
+    _require_types(line["task"], _TASK_TYPES)
+    task = {**line["task"], "options": decode_value(line["task"]["options"], values)}
+    if not isinstance(task["options"], dict | None):
+        raise ValueError("options that are no dict")
     steps = tuple(_step_from_json(step, next(completions), values) for step in line["steps"])
     fields: dict[str, Any] = {**line, "task": Task(**task), "steps": steps}
     fields["stop_reason"] = StopReason(line["stop_reason"])
@@ -166,7 +183,7 @@ def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any
         "step": int(step.step),
         "prompt": {
             "messages": [[message.role, message.content] for message in prompt.messages],
-            "images": _encode(list(prompt.images), values),
+            "images": encode_value(list(prompt.images), values),
             "num_tokens": None if prompt.num_tokens is None else int(prompt.num_tokens),
             "dropped": [[d.part, d.how, d.num_characters] for d in prompt.dropped],
         },
@@ -177,9 +194,10 @@ def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any
             "policy_version": int(completion.policy_version),
             "constrained": completion.allowed_token_ids is not None,
             "error": completion.error,
+            "resubmitted": int(completion.resubmitted),
         },
         "action": [step.action.text, bool(step.action.valid), step.action.reason],
-        "observation": _encode(step.observation, values),
+        "observation": encode_value(step.observation, values),
         "state_key": step.state_key.hex(),
         "reward": float(step.reward),
         "raw_reward": float(step.raw_reward),
@@ -192,28 +210,56 @@ def _step_to_json(step: StepRecord, values: list[NDArray[Any]]) -> dict[str, Any
 def _step_from_json(
     line: dict[str, Any], arrays: dict[str, Any], values: list[NDArray[Any]]
 ) -> StepRecord:
-    prompt, completion = line["prompt"], dict(line["completion"])
+    _require_types(line, _STEP_TYPES)
+    _require_types(line["seconds"], dict.fromkeys(line["seconds"], _NUMBER))
+    _require_types(line["prompt"], _PROMPT_TYPES)
+    prompt, completion = line["prompt"], {"resubmitted": 0, **line["completion"]}
+    _require_types(completion, _COMPLETION_TYPES)
     if not completion.pop("constrained"):
         arrays = {**arrays, "allowed_token_ids": None}
     completion["finish_reason"] = FinishReason(completion["finish_reason"])
-    text, valid, reason = line["action"]
+    text, valid, reason = _require_items(line["action"], (str, bool, str))
     fields: dict[str, Any] = {
         **line,
         "prompt": Prompt(
-            messages=tuple(Message(role=role, content=text) for role, text in prompt["messages"]),
-            images=tuple(_decode(prompt["images"], values)),
+            messages=tuple(
+                Message(role=role, content=content)
+                for role, content in (_require_items(m, (str, str)) for m in prompt["messages"])
+            ),
+            images=tuple(decode_value(prompt["images"], values)),
             num_tokens=prompt["num_tokens"],
             dropped=tuple(
                 Dropped(part=part, how=how, num_characters=count)
-                for part, how, count in prompt["dropped"]
+                for part, how, count in (
+                    _require_items(cut, (str, str, int)) for cut in prompt["dropped"]
+                )
             ),
         ),
         "completion": Completion(**completion, **arrays),
         "action": Action(text=text, valid=valid, reason=reason),
-        "observation": _decode(line["observation"], values),
+        "observation": decode_value(line["observation"], values),
         "state_key": bytes.fromhex(line["state_key"]),
     }
+    if not all(isinstance(image, np.ndarray) for image in fields["prompt"].images):
+        raise ValueError("images that are no arrays")
+    if len(fields["state_key"]) != KEY_SIZE_BYTES:
+        raise ValueError(f"a state key of {len(fields['state_key'])} bytes")
     return StepRecord(**fields)
+
+
+def _require_types(fields: Any, types: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise a ValueError unless every field is there and of one of its types; a bool is no number."""
+    for name, allowed in types.items():
+        value = fields[name]
+        if type(value) not in allowed:
+            raise ValueError(f"a {type(value).__name__} as `{name}`")
+
+
+def _require_items(items: Any, types: tuple[type, ...]) -> list[Any]:
+    """The items of a list, as many and of the types given; a ValueError otherwise."""
+    if not isinstance(items, list) or tuple(map(type, cast("list[Any]", items))) != types:
+        raise ValueError(f"{items!r:.60} instead of {', '.join(kind.__name__ for kind in types)}")
+    return cast("list[Any]", items)
 
 
 def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
@@ -221,10 +267,12 @@ def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str,
     prompts = _pieces(arrays["prompt_token_ids"], arrays["prompt_offsets"])
     ends = arrays["completion_offsets"]
     sampled = _pieces(arrays["completion_token_ids"], ends)
-    logprobs = _pieces(arrays["logprobs"], ends)
+    logprobs = _pieces(arrays["logprobs"], ends, np.float32)
     allowed: list[NDArray[Any]] = []
     if "allowed_offsets" in arrays:
         allowed = _pieces(arrays["allowed_token_ids"], arrays["allowed_offsets"])
+        if len(allowed) != ends[-1]:
+            raise ValueError(f"allowed ids for {len(allowed)} of {ends[-1]} tokens")
     for i in range(len(prompts)):
         yield {
             "prompt_token_ids": prompts[i],
@@ -234,69 +282,11 @@ def _completion_arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterator[dict[str,
         }
 
 
-def _pieces(flat: NDArray[Any], offsets: NDArray[np.int64]) -> list[NDArray[Any]]:
+def _pieces(
+    flat: NDArray[Any], offsets: NDArray[np.int64], dtype: type[np.generic] = np.int32
+) -> list[NDArray[Any]]:
+    if flat.dtype != dtype or flat.ndim != 1 or offsets.dtype != np.int64 or offsets.ndim != 1:
+        raise ValueError(f"columns of {flat.dtype} with offsets of {offsets.dtype}")
     if offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
         raise ValueError(f"offsets that do not divide {len(flat)} entries")
     return [flat[offsets[i] : offsets[i + 1]] for i in range(len(offsets) - 1)]
-
-
-# -- values of any type: observations and options ---------------------------------------------------------------------
-
-
-def _encode(value: Any, values: list[NDArray[Any]]) -> Any:
-    """The JSON form of a value; arrays go to `values` and are referred to by index."""
-    if value is None or type(value) in (str, bool, int, float):
-        return value
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _encode_array(cast("NDArray[Any] | np.generic[Any]", value), values)
-    if isinstance(value, bytes):
-        return {_TAG: "bytes", "value": value.hex()}
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[Any, Any]", value).items()
-        return {_TAG: "dict", "value": [[_encode(k, values), _encode(v, values)] for k, v in pairs]}
-    for kind, container in _CONTAINERS.items():
-        if isinstance(value, cast("type", container)):
-            encoded = [_encode(item, values) for item in cast("Iterable[Any]", value)]
-            if kind in ("set", "frozenset"):  # no order of its own; the file must not depend on it
-                encoded.sort(key=json.dumps)
-            return encoded if kind == "list" else {_TAG: kind, "value": encoded}
-    for base in (str, bool, int, float):
-        if isinstance(value, base):  # an enum or another subclass is saved as its plain value
-            return base(value)
-    raise UnsupportedTypeError(
-        "expected observations and options of JSON or array types to save, got "
-        f"{type(value).__name__}; use text, numbers, arrays, lists, tuples, sets or dicts"
-    )
-
-
-def _encode_array(value: NDArray[Any] | np.generic[Any], values: list[NDArray[Any]]) -> Any:
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise UnsupportedTypeError(
-            f"expected arrays of numbers or fixed-size items to save, got dtype {array.dtype}; "
-            "convert it first"
-        )
-    values.append(array)
-    kind = "array" if isinstance(value, np.ndarray) else "scalar"
-    return {_TAG: kind, "value": len(values) - 1}
-
-
-def _decode(value: Any, values: list[Any]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, values) for item in cast("list[Any]", value)]
-    if not isinstance(value, dict):
-        return value
-    tagged = cast("dict[str, Any]", value)
-    kind, inner = tagged[_TAG], tagged["value"]
-    decoded: Any = None
-    if kind == "array":
-        decoded = values[inner]
-    elif kind == "scalar":
-        decoded = values[inner][()]
-    elif kind == "bytes":
-        decoded = bytes.fromhex(inner)
-    elif kind == "dict":
-        decoded = {_decode(k, values): _decode(v, values) for k, v in inner}
-    else:
-        decoded = _CONTAINERS[kind]([_decode(item, values) for item in inner])
-    return decoded

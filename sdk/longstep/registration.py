@@ -12,16 +12,16 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, parse_env_id
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id
 
 from longstep.actions import ActionParser
-from longstep.arguments import check_callable, check_text
-from longstep.defaults import own_copy
+from longstep.arguments import check_callable, check_count, check_mapping, check_text
+from longstep.defaults import find_max_steps, own_copy
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, RegistryError, did_you_mean
 from longstep.memory import Memory
@@ -58,6 +58,7 @@ _BUILT_IN = (
     EnvEntry(id="longstep/Sokoban-v0", entry_point="longstep.envs.sokoban:SokobanEnv"),
 )
 
+_MEMORY = ("update", "get_memory_text", "reset")
 _WRAPPER_ARGUMENTS = frozenset(inspect.signature(LLMAgentEnv.__init__).parameters) - {"self", "env"}
 
 
@@ -77,6 +78,8 @@ class Registry(Mapping[str, EnvEntry]):
         Raises:
             RegistryError: No such id, or more than one distribution brings it.
         """
+        if not isinstance(cast(Any, id), str):
+            raise _unknown(id, self)
         plugins = _plugins().get(id, {})
         if len(plugins) + (id in self._entries) > 1:
             raise RegistryError(
@@ -86,7 +89,7 @@ class Registry(Mapping[str, EnvEntry]):
         for plugin in plugins.values():
             return _read_plugin(plugin)
         if id not in self._entries:
-            raise RegistryError(f"expected a registered id, got `{id}`; {did_you_mean(id, self)}")
+            raise _unknown(id, self)
         return self._entries[id]
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -103,13 +106,11 @@ class Registry(Mapping[str, EnvEntry]):
 
     def __contains__(self, id: object) -> bool:
         """Whether the id is known; loads nothing."""
-        return id in self._entries or id in _plugins()
+        return isinstance(id, str) and (id in self._entries or id in _plugins())
 
     def add(self, entry: EnvEntry) -> None:
         """Add an entry under an id that is free."""
-        check_text("id", entry.id)
-        if not isinstance(entry.entry_point, str):
-            check_callable("entry_point", entry.entry_point)
+        _check_entry(entry)
         try:
             parse_env_id(entry.id)
         except gymnasium.error.Error as error:
@@ -125,9 +126,33 @@ class Registry(Mapping[str, EnvEntry]):
 
     def remove(self, id: str) -> None:
         """Take out an id that `register` brought in."""
-        if id not in self._entries:
-            raise RegistryError(f"expected a registered id, got `{id}`; {did_you_mean(id, self)}")
+        if not isinstance(cast(Any, id), str) or id not in self._entries:
+            raise _unknown(id, self)
         del self._entries[id]
+
+
+def _unknown(id: Any, known: Iterable[str]) -> RegistryError:
+    hint = did_you_mean(str(id), known)
+    return RegistryError(f"expected a registered id, got `{id!s:.100}`; {hint}")
+
+
+def _check_entry(entry: Any) -> None:
+    """Raise for a field of the wrong kind, before an environment is made from it."""
+    if not isinstance(entry, EnvEntry):
+        raise ConfigError(f"expected an EnvEntry as `entry`, got {entry!r:.100}")
+    check_text("id", entry.id)
+    if not isinstance(entry.entry_point, str):
+        check_callable("entry_point", entry.entry_point)
+    check_mapping("kwargs", entry.kwargs)
+    check_mapping("settings", entry.settings)
+    check_count("max_steps", entry.max_steps, 1, optional=True)
+    for name, methods in (("memory", _MEMORY), ("prompt", ("build",)), ("parser", ("parse",))):
+        value = getattr(entry, name)
+        is_one = all(hasattr(value, method) for method in methods)
+        if value is not None and not is_one and not callable(value):
+            raise ConfigError(
+                f"expected a {name}, or a class or function that gives one, as `{name}`, got {value!r:.100}"
+            )
 
 
 @functools.cache
@@ -188,6 +213,7 @@ def register(
             f"expected arguments of LLMAgentEnv, got `{unknown[0]}`; "
             f"{did_you_mean(unknown[0], _WRAPPER_ARGUMENTS)}; arguments of the environment go into `kwargs`"
         )
+    check_mapping("kwargs", kwargs, optional=True)
     registry.add(
         EnvEntry(
             id=id,
@@ -208,10 +234,12 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     Args:
         id: Registered here or with Gymnasium.
         kwargs: Those that LLMAgentEnv knows by name go to it (a memory is copied, or made by the class or function
-            given, so that no two environments share one); the others go to the environment.
+            given, so that no two environments share one); the others go to the environment. `max_steps` goes to both
+            where the environment takes one too: it then replaces the environment's own limit, also upwards.
 
     Raises:
         RegistryError: The id is unknown.
+        ConfigError: An argument is unknown, or `max_steps` is more than a limit of the environment that cannot be set.
 
     >>> make("longstep/KeyDoor-v0", max_steps=10).max_steps
     10
@@ -219,8 +247,13 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     check_text("id", id)
     own = {name: value for name, value in kwargs.items() if name in _WRAPPER_ARGUMENTS}
     inner = {name: value for name, value in kwargs.items() if name not in _WRAPPER_ARGUMENTS}
-    made = _make_registered(registry[id], inner) if id in registry else _make_known(id, inner)
-    raw, settings = made
+    max_steps = kwargs.get("max_steps")
+    check_count("max_steps", max_steps, 1, optional=True)
+    if id in registry:
+        raw, settings = _make_registered(registry[id], inner, max_steps)
+    else:
+        raw, settings = _make_known(id, inner, max_steps)
+    _check_limit(id, raw, max_steps)
     settings |= {name: value for name, value in own.items() if value is not None}
     for name in ("memory", "prompt", "parser"):
         settings[name] = own_copy(settings.get(name))
@@ -235,8 +268,18 @@ def make(id: str, **kwargs: Any) -> LLMAgentEnv:
     return env
 
 
+def _check_limit(id: str, raw: Any, max_steps: int | None) -> None:
+    """Raise when the environment would end an episode before the limit that was asked for."""
+    limit = find_max_steps(cast(Any, raw)) if isinstance(raw, gymnasium.Env) else None
+    if max_steps is not None and limit is not None and limit < max_steps:
+        raise ConfigError(
+            f"expected `max_steps` of at most {limit}, at which `{id}` ends an episode itself, got {max_steps}; lower it, "
+            "or let the environment take an argument `max_steps`"
+        )
+
+
 def _make_registered(
-    entry: EnvEntry, kwargs: Mapping[str, Any]
+    entry: EnvEntry, kwargs: Mapping[str, Any], max_steps: int | None
 ) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
     """The environment of an entry, and the entry's arguments for the wrapper."""
     creator = entry.entry_point
@@ -244,6 +287,10 @@ def _make_registered(
         module, _, attribute = creator.partition(":")
         creator = cast("Callable[..., gymnasium.Env[Any, Any]]", _load(entry, module, attribute))
     arguments = {**entry.kwargs, **kwargs}
+    limits = (max_steps, entry.kwargs.get("max_steps"), entry.max_steps)
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is not None and _takes(creator, "max_steps"):
+        arguments["max_steps"] = limit
     _check_arguments(entry.id, creator, arguments)
     settings: dict[str, Any] = {
         **entry.settings,
@@ -272,13 +319,26 @@ def _is_absent(module: str, error: ImportError) -> bool:
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
+def _parameters(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of what gives an environment; None where they cannot be known."""
+    try:
+        return inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # some callables have no signature; they check for themselves
+        return None
+
+
+def _takes(creator: Callable[..., Any], name: str) -> bool:
+    """True when an argument of this name is declared; `**kwargs` alone may be for anything."""
+    parameters = _parameters(creator) or {}
+    return name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
+
+
 def _check_arguments(id: str, creator: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise for an argument that neither the environment nor the wrapper knows."""
-    try:
-        parameters = inspect.signature(creator).parameters
-    except (TypeError, ValueError):  # some callables have no signature; they check for themselves
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    parameters = _parameters(creator)
+    if parameters is None or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
         return
     for name in arguments:
         if name not in parameters:
@@ -289,14 +349,36 @@ def _check_arguments(id: str, creator: Callable[..., Any], arguments: Mapping[st
 
 
 def _make_known(
-    id: str, kwargs: Mapping[str, Any]
+    id: str, kwargs: Mapping[str, Any], max_steps: int | None
 ) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
     """An environment of Gymnasium's registry without its time limit, which becomes the wrapper's."""
     known = gymnasium.envs.registry
-    if id not in known and ":" not in id:
-        hint = did_you_mean(id, [*registry, *known])
+    module, _, name = id.rpartition(":")
+    if module:
+        _import_for_ids(id, module)
+    if name not in known:
+        hint = did_you_mean(name, [*registry, *known])
         if hint.startswith("known"):
-            hint = did_you_mean(id, registry)
-        raise RegistryError(f"expected a registered id, got `{id}`; {hint}")
-    raw = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **kwargs)
-    return raw, {"max_steps": known[id.rpartition(":")[2]].max_episode_steps}
+            hint = did_you_mean(name, registry)
+        raise RegistryError(f"expected a registered id, got `{id:.100}`; {hint}")
+    spec, arguments = known[name], dict(kwargs)
+    creator = spec.entry_point
+    if creator is not None:
+        creator = load_env_creator(creator) if isinstance(creator, str) else creator
+        _check_arguments(id, creator, {k: v for k, v in kwargs.items() if k != "render_mode"})
+        if max_steps is not None and _takes(creator, "max_steps"):
+            arguments["max_steps"] = max_steps
+    raw = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **arguments)
+    return raw, {"max_steps": spec.max_episode_steps}
+
+
+def _import_for_ids(id: str, module: str) -> None:
+    """Import what registers the ids of `module:id`, as Gymnasium does."""
+    try:
+        importlib.import_module(module)
+    except (ImportError, TypeError, ValueError) as error:
+        if isinstance(error, ImportError) and not _is_absent(module, error):
+            raise
+        raise RegistryError(
+            f"expected `module:id` of a module that can be imported, got `{id}`: {error}"
+        ) from error

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
+from longstep.arguments import check_callable, check_count
 from longstep.errors import DataError, UnsupportedTypeError
 from longstep.kernels.hashing import row_digests
 from longstep.state_encoding import (
@@ -60,6 +61,10 @@ __all__ = [
 KEY_SIZE_BYTES = 16
 """Length of a state key."""
 
+_MAX_HISTORY = 1000
+_NO_SEQUENCES: Any = (str, bytes, bytearray, memoryview, set, frozenset, dict, type)
+"""What has a length and is no sequence of observations all the same."""
+
 StateKey: TypeAlias = Callable[[Any], bytes]
 """What gives the key of an observation: `state_key`, `functools.partial(state_key, canonicalize=...)`, or your own."""
 
@@ -76,6 +81,7 @@ def state_key(observation: Any, *, canonicalize: Callable[[Any], Any] | None = N
     Raises:
         UnsupportedTypeError: Some part has no stable identity; the message names it, such as `$.inventory[2]`.
         DataError: The observation is nested too deep, or contains itself.
+        ConfigError: `canonicalize` is no function.
 
     >>> state_key("You are in a kitchen.").hex()
     'bd0d662036142abd041f0602725d1e54'
@@ -85,6 +91,7 @@ def state_key(observation: Any, *, canonicalize: Callable[[Any], Any] | None = N
     False
     """
     if canonicalize is not None:
+        check_callable("canonicalize", canonicalize)
         observation = canonicalize(observation)
     if type(observation) is str:
         return xxh3_128_digest(utf8(observation))
@@ -110,7 +117,8 @@ def state_keys(
     >>> state_keys(boards)[2].tobytes() == state_key(boards[2])
     True
     """
-    if isinstance(observations, str | bytes) or not hasattr(observations, "__len__"):
+    is_ordered = hasattr(observations, "__len__") and getattr(observations, "ndim", 1) > 0
+    if not is_ordered or isinstance(observations, _NO_SEQUENCES):
         raise UnsupportedTypeError(
             f"expected a sequence or an array of observations, got {type_name(observations)} at `observations`; "
             "use `state_key` for one observation"
@@ -132,27 +140,32 @@ def fold_history(
     """Keys of a state together with the k states before it in its trajectory: V16[N].
 
     Two rows get the same key exactly when their last k + 1 states are the same; the first rows of a trajectory, which
-    have fewer than k states before them, match only rows that have as few.
+    have fewer than k states before them, match only rows that have as few. These keys mean the same in every batch and
+    process, to be kept with the steps. Within one batch `history_length` of `longstep.credit` makes the same groups
+    from the plain keys, without a digest.
 
     Args:
         keys: V16[N], rows of one trajectory in order of time.
         trajectory_ids: [N], the trajectory of each row; trajectories may be interleaved.
-        k: How many earlier states count, at least 0; 0 gives the keys back.
+        k: How many earlier states count, from 0, which gives the keys back, to 1,000.
 
     Raises:
-        DataError: The lengths differ, or `keys` is not V16, or `k` is negative.
+        DataError: The lengths differ, or `keys` is not V16.
+        ConfigError: `k` is out of range.
     """
+    check_count("k", k, 0, most=_MAX_HISTORY)
+    given: Any = keys
+    if not isinstance(given, np.ndarray) or keys.dtype != np.dtype("V16") or keys.ndim != 1:
+        raise DataError(f"expected V16[N], got {shorten(given)} at `keys`; use `state_keys`")
     ids = np.asarray(trajectory_ids)
-    if keys.dtype != np.dtype("V16") or keys.ndim != 1:
+    if ids.size and ids.dtype.kind not in "iuUS":
         raise DataError(
-            f"expected V16[N], got {keys.dtype} of shape {keys.shape} at `keys`; use `state_keys`"
+            f"expected integers or strings, got {ids.dtype} at `trajectory_ids`; number them"
         )
     if ids.shape != keys.shape:
         raise DataError(
             f"expected {keys.size} trajectory ids, one for each key, got shape {ids.shape} at `trajectory_ids`"
         )
-    if k < 0:
-        raise DataError(f"expected at least 0 states of history, got {k} at `k`")
     if k == 0 or keys.size == 0:
         return keys.copy()
     order = np.argsort(ids, kind="stable")
@@ -186,6 +199,9 @@ class CheckedStateKey:
         self, key: StateKey = state_key, *, canonicalize: Callable[[Any], Any] | None = None
     ) -> None:
         """Check `key`; `canonicalize` is applied first, so what it removes may differ."""
+        check_callable("key", key)
+        if canonicalize is not None:
+            check_callable("canonicalize", canonicalize)
         self._key = key
         self._canonicalize = canonicalize
         self._fingerprints: dict[bytes, bytes] = {}
@@ -198,7 +214,11 @@ class CheckedStateKey:
         """
         if self._canonicalize is not None:
             observation = self._canonicalize(observation)
-        key = self._key(observation)
+        key: Any = self._key(observation)
+        if not isinstance(key, bytes):
+            raise DataError(
+                f"expected bytes from the key function, got {shorten(key)}; hash what you return with `state_key`"
+            )
         fingerprint = digest_observation(observation, _blake2b)
         if self._fingerprints.setdefault(key, fingerprint) != fingerprint:
             raise DataError(

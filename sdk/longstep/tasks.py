@@ -14,10 +14,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from longstep.arguments import check_count
-from longstep.errors import ConfigError, DataError, did_you_mean
+from longstep.arguments import check_choice, check_count, check_flag, check_mapping, check_text
+from longstep.errors import ConfigError, DataError
 from longstep.types import Task
 
 if TYPE_CHECKING:
@@ -58,6 +58,18 @@ class Panel:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of `longstep.make` that the tasks are meant for; plain values."""
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_text("env_id", self.env_id)
+        check_text("split", self.split)
+        check_mapping("env_kwargs", self.env_kwargs)
+        tasks: Any = self.tasks
+        if not isinstance(tasks, tuple):
+            raise ConfigError(f"expected a tuple of tasks as `tasks`, got {tasks!r:.100}")
+        for index, task in enumerate(cast("tuple[Any, ...]", tasks)):
+            if not isinstance(task, Task):
+                raise ConfigError(f"expected a Task as `tasks[{index}]`, got {task!r:.100}")
+
     @property
     def sha256(self) -> str:
         """Hex digest of the canonical JSON of environment, arguments, split and tasks."""
@@ -86,8 +98,7 @@ class Panel:
 
     def batches(self, size: int) -> Iterator[tuple[Task, ...]]:
         """All tasks in order, `size` at a time; the last batch holds what is left."""
-        if size < 1:
-            raise ConfigError(f"expected `size` >= 1, got {size}")
+        check_count("size", size, 1)
         for start in range(0, len(self.tasks), size):
             yield self.tasks[start : start + size]
 
@@ -121,14 +132,11 @@ def panel(
     Raises:
         ConfigError: Unknown split, or the world has too few initial states.
     """
-    if split not in SPLITS:
-        hint = did_you_mean(str(split), SPLITS)
-        raise ConfigError(f"expected a split, got `{split}`; {hint}")
-    check_count("num_tasks", num_tasks, 1)
-    if num_tasks > len(SPLITS[split]):
-        raise ConfigError(
-            f"expected `num_tasks` of at most {len(SPLITS[split])}, the seeds of `{split}`, got {num_tasks}"
-        )
+    check_text("env_id", env_id)
+    check_choice("split", split, tuple(SPLITS))
+    check_count("num_tasks", num_tasks, 1, most=len(SPLITS[split]))
+    check_mapping("env_kwargs", env_kwargs, optional=True)
+    check_flag("split_states", split_states)
     arguments = dict(env_kwargs or {})
     seeds = SPLITS[split]
     if split_states:
@@ -169,7 +177,10 @@ class TaskStream:
         split_states: As in `panel`.
         position: Where to begin.
         """
+        check_text("env_id", env_id)
         check_count("seed", seed, 0)
+        check_mapping("env_kwargs", env_kwargs, optional=True)
+        check_flag("split_states", split_states)
         check_count("position", position, 0)
         self.env_id = env_id
         self.seed = seed
@@ -225,6 +236,9 @@ def assert_disjoint(first: Panel, second: Panel) -> None:
     Raises:
         DataError: Two tasks start alike; the message names them.
     """
+    for name, value in (("first", first), ("second", second)):
+        if not isinstance(cast(Any, value), Panel):
+            raise ConfigError(f"expected a Panel as `{name}`, got {value!r:.100}")
     starts: dict[bytes, Task] = {}
     for index, each in enumerate((first, second)):
         with _Starts(each.env_id, each.env_kwargs) as lookup:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from longstep.arguments import check_text
 from longstep.errors import ConfigError, did_you_mean
-from longstep.reading import DECODER, invalid, match
-from longstep.schemas import mismatch
+from longstep.reading import DECODER, check_parse, invalid, match
+from longstep.schemas import malformed, mismatch
 from longstep.types import Action
 
 __all__ = ["JsonParser", "ToolCallParser", "canonical_json", "json_objects"]
@@ -61,6 +62,7 @@ class JsonParser:
         """Args:
         key: Key of the action. A value that is not a string is taken as canonical JSON.
         """
+        check_text("key", key)
         self.key = key
 
     @property
@@ -70,6 +72,7 @@ class JsonParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """The value of the key in the last object that has it."""
+        check_parse(completion, admissible)
         found = [entry[self.key] for entry in json_objects(completion) if self.key in entry]
         if not found:
             return invalid(completion, f'expected a JSON object with the key "{self.key}"')
@@ -96,17 +99,19 @@ class ToolCallParser:
         tools: OpenAI-style tool schemas: `{"type": "function", "function": {"name", "parameters"}}`, or the inner
             object alone.
         """
+        if not isinstance(cast(Any, tools), Sequence) or isinstance(tools, str | bytes):
+            raise ConfigError(
+                f"expected a sequence of tool schemas as `tools`, got {tools!r:.100}; put a single one into a list"
+            )
         self.tools = tuple(tools)
         self._parameters: dict[str, Mapping[str, Any]] = {}
-        for tool in tools:
-            function = cast(Mapping[str, Any], tool.get("function", tool))
-            name = function.get("name")
-            if not isinstance(name, str) or name in self._parameters:
+        for index, tool in enumerate(tools):
+            name, parameters = _read_tool(f"tools[{index}]", tool)
+            if name in self._parameters:
                 raise ConfigError(
-                    f"expected tools with a `name` of their own, got {name!r}; "
-                    'write {"type": "function", "function": {"name": ..., "parameters": ...}}'
+                    f"expected tools with a `name` of their own, got {name!r} twice in `tools`; rename one"
                 )
-            self._parameters[name] = function.get("parameters") or {}
+            self._parameters[name] = parameters
         if not self._parameters:
             raise ConfigError("expected at least one tool in `tools`, got none")
 
@@ -121,6 +126,7 @@ class ToolCallParser:
 
     def parse(self, completion: str, admissible: Sequence[str] | None) -> Action:
         """The last call in the completion, checked against the tool's schema."""
+        check_parse(completion, admissible)
         calls = _calls(completion)
         if not calls:
             return invalid(completion, "expected a tool call: a JSON object with `name`")
@@ -135,6 +141,32 @@ class ToolCallParser:
         if problem:
             return invalid(completion, f"{problem} in the arguments of `{name}`")
         return _match_value({"name": name, "arguments": arguments}, admissible)
+
+
+def _read_tool(place: str, tool: Any) -> tuple[str, Mapping[str, Any]]:
+    """Name and parameters of a tool's schema, or a `ConfigError` that names what is wrong with it."""
+    function: Any = tool
+    if isinstance(tool, Mapping):
+        function = cast(Mapping[str, Any], tool).get("function", tool)
+    if not isinstance(function, Mapping) or not isinstance(cast(Any, function).get("name"), str):
+        raise ConfigError(
+            f"expected tools with a `name`, got {tool!r:.100} at `{place}`; "
+            'write {"type": "function", "function": {"name": ..., "parameters": ...}}'
+        )
+    schema = cast(Mapping[str, Any], function)
+    name: str = schema["name"]
+    try:
+        canonical_json(tool)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"expected JSON values in the tool `{name}`, got {error} at `{place}`"
+        ) from error
+    parameters: Any = {} if schema.get("parameters") is None else schema["parameters"]
+    problem = malformed(parameters, f"`{place}` parameters")
+    if problem or not isinstance(parameters, dict):
+        got = problem or f"{parameters!r} at `{place}` parameters"
+        raise ConfigError(f"expected a JSON Schema of the tool `{name}`, got {got}")
+    return name, cast(Mapping[str, Any], parameters)
 
 
 def _calls(completion: str) -> list[dict[str, Any]]:

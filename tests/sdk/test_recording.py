@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import math
 import os
 import warnings
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longstep.errors import DataError, UnsupportedTypeError
+from longstep.errors import ConfigError, DataError, UnsupportedTypeError
 from longstep.recording import RolloutBatch
 from longstep.types import (
     Action,
@@ -43,6 +46,7 @@ def completion(
         text=" ".join(map(str, ids)),
         finish_reason=FinishReason.STOP,
         policy_version=4,
+        resubmitted=2,
         allowed_token_ids=None
         if allowed is None
         else tuple(np.array(row, dtype=np.int32) for row in allowed),
@@ -386,4 +390,103 @@ def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
         for name, content in members.items():
             archive.writestr(name, content)
     with pytest.raises(DataError, match="do not divide 0 entries"):
+        RolloutBatch.load(path)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the first trajectory's line, as another program might have written it."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header, first, *rest = members["trajectories.jsonl"].decode().splitlines()
+    line = json.loads(first)
+    change(line)
+    members["trajectories.jsonl"] = "\n".join([header, json.dumps(line), *rest]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+WRONG_VALUES: list[Any] = ["x", None, [], {}, [1], {"a": 1}, 1.5, True, 7]
+
+
+def places(line: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value of a line, but observations and options, which may be anything."""
+    if path and path[-1] in ("observation", "options", "images"):
+        return
+    if path:
+        yield path
+    if isinstance(line, dict | list):
+        for key, value in line.items() if isinstance(line, dict) else enumerate(line):
+            yield from places(value, (*path, key))
+
+
+def test_a_value_of_another_type_is_damage_wherever_it_stands(
+    batch: RolloutBatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "batch.npz"
+    batch.save(path)
+    with zipfile.ZipFile(path) as archive:
+        whole = json.loads(archive.read("trajectories.jsonl").decode().splitlines()[1])
+    original = path.read_bytes()
+    for place in places(whole):
+        for wrong in WRONG_VALUES:
+            *above, last = place
+            inner = functools.reduce(lambda value, key: value[key], above, whole)
+            may_be_either = type(inner[last]) in (int, float) and type(wrong) in (int, float)
+            if type(wrong) is type(inner[last]) or may_be_either or inner[last] is None:
+                continue
+            if wrong is None and last in ("error", "num_tokens"):
+                continue
+
+            def change(line: dict[str, Any], place: Any = place, wrong: Any = wrong) -> None:
+                *above, last = place
+                functools.reduce(lambda value, key: value[key], above, line)[last] = wrong
+
+            path.write_bytes(original)
+            rewrite(path, change)
+            with pytest.raises(DataError, match=r"expected a file of `RolloutBatch.save`"):
+                RolloutBatch.load(path)
+
+
+@pytest.mark.parametrize("key", ["", "00", "00" * 15, "zz" * 16])
+def test_a_state_key_of_another_length_is_damage(
+    batch: RolloutBatch, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "batch.npz"
+    batch.save(path)
+
+    def change(line: dict[str, Any]) -> None:
+        line["steps"][0]["state_key"] = key
+
+    rewrite(path, change)
+    with pytest.raises(DataError, match=r"expected a file of `RolloutBatch.save`"):
+        RolloutBatch.load(path)
+
+
+def test_a_state_key_of_another_length_is_named_before_it_is_written(tmp_path: Path) -> None:
+    short = trajectory(0, 0, [step(0), step(1, state_key=b"short")], StopReason.TERMINATED)
+    made = RolloutBatch(trajectories=(short,))
+    for use in (made.to_numpy, lambda: made.save(tmp_path / "batch.npz")):
+        with pytest.raises(DataError, match="16 bytes as `state_key`, got 5 at row 1"):
+            use()
+
+
+def test_a_batch_equals_itself_and_no_other(batch: RolloutBatch) -> None:
+    twin = RolloutBatch(trajectories=batch.trajectories)
+    assert batch == batch
+    assert batch != twin
+    assert len({batch, twin}) == 2
+
+
+@pytest.mark.parametrize("given", [None, 5, [], ("x",), "x"])
+def test_what_are_no_trajectories_is_a_wrong_call(given: Any) -> None:
+    with pytest.raises(ConfigError, match="`trajectories"):
+        RolloutBatch(trajectories=given)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"bytes"])
+def test_what_is_no_path_is_a_wrong_call(batch: RolloutBatch, path: Any) -> None:
+    with pytest.raises(ConfigError, match="a path as `path`"):
+        batch.save(path)
+    with pytest.raises(ConfigError, match="a path as `path`"):
         RolloutBatch.load(path)

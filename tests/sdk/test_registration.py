@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import pytest
@@ -276,3 +278,90 @@ def test_plug_ins_are_found_by_entry_point_and_loaded_when_made(tmp_path):
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + textwrap.dedent(PLUGIN_CHECK)
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+class Walk(gymnasium.Env[str, str]):
+    """Ends after `max_steps` steps of its own count."""
+
+    def __init__(self, *, max_steps: int = 5) -> None:
+        self.max_steps = max_steps
+        self.observation_space = self.action_space = TextSpace()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.num_steps = 0
+        return "here", {"admissible_actions": ["on"]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        over = self.num_steps >= self.max_steps
+        return "here", 0.0, False, over, {"admissible_actions": ["on"]}
+
+
+class StubbornWalk(Walk):
+    def __init__(self) -> None:
+        super().__init__(max_steps=5)
+
+
+def episode_length(env: LLMAgentEnv) -> int:
+    env.reset(seed=0)
+    for step in range(1, 100):
+        if any(env.step("on")[2:4]):
+            return step
+    raise AssertionError("endless")
+
+
+@pytest.fixture
+def walks() -> Iterator[None]:
+    longstep.register("test/Walk-v0", Walk)
+    longstep.register("test/LongWalk-v0", Walk, max_steps=9)
+    longstep.register("test/ShortWalk-v0", Walk, kwargs={"max_steps": 3})
+    longstep.register("test/StubbornWalk-v0", StubbornWalk)
+    gymnasium.register("test/GymWalk-v0", Walk, max_episode_steps=4)
+    yield
+    for name in ("Walk", "LongWalk", "ShortWalk", "StubbornWalk"):
+        registry.remove(f"test/{name}-v0")
+    del gymnasium.envs.registry["test/GymWalk-v0"]
+
+
+@pytest.mark.usefixtures("walks")
+@pytest.mark.parametrize(
+    ("id", "own"),
+    [
+        ("test/Walk-v0", 5),
+        ("test/LongWalk-v0", 9),
+        ("test/ShortWalk-v0", 3),
+        ("test/GymWalk-v0", 4),
+    ],
+)
+def test_max_steps_replaces_the_limit_of_an_environment_that_takes_one(id: str, own: int) -> None:
+    assert episode_length(make(id)) == own
+    for max_steps in (2, 60):
+        env = make(id, max_steps=max_steps)
+        assert (env.max_steps, env.env.unwrapped.max_steps) == (max_steps, max_steps)
+        assert episode_length(env) == max_steps
+
+
+@pytest.mark.usefixtures("walks")
+def test_max_steps_beyond_a_limit_that_cannot_be_set_is_refused() -> None:
+    assert episode_length(make("test/StubbornWalk-v0", max_steps=3)) == 3
+    with pytest.raises(ConfigError, match=r"`max_steps` of at most 5, at which .* got 60"):
+        make("test/StubbornWalk-v0", max_steps=60)
+
+
+def test_the_built_in_worlds_last_as_long_as_one_says() -> None:
+    assert make("longstep/KeyDoor-v0", max_steps=1000).env.unwrapped.max_steps == 1000
+    assert make("longstep/Sokoban-v0", max_steps=500).env.unwrapped.max_steps == 500
+
+
+@pytest.mark.parametrize(
+    "id", ["no_such_module:Env-v0", "::", ".:Env-v0", "math:Env-v0", "CartPole-v99", ""]
+)
+def test_an_id_that_leads_nowhere_is_one_error(id: str) -> None:
+    with pytest.raises(RegistryError, match="expected"):
+        make(id)
+
+
+def test_an_argument_that_gymnasiums_environment_does_not_take_is_named() -> None:
+    with pytest.raises(ConfigError, match="got `sutton_barto_rewar`; did you mean"):
+        make("CartPole-v1", sutton_barto_rewar=True)

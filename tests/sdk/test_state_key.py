@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from longstep.canonicalize import drop_digits
-from longstep.errors import DataError, UnsupportedTypeError
+from longstep.credit import group_steps
+from longstep.errors import ConfigError, DataError, UnsupportedTypeError
 from longstep.state_encoding import MAX_DEPTH
 from longstep.state_key import (
     KEY_SIZE_BYTES,
@@ -406,8 +407,23 @@ def test_folded_history_checks_its_arguments() -> None:
         fold_history(keys, np.array([0]), 1)
     with pytest.raises(DataError, match="V16"):
         fold_history(np.array([1, 2]), np.array([0, 0]), 1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="at least 0"):
+    with pytest.raises(ConfigError, match="`k` of at least 0"):
         fold_history(keys, np.array([0, 0]), -1)
+    with pytest.raises(ConfigError, match="`k` of at most 1000"):
+        fold_history(keys, np.array([0, 0]), 10**9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30), st.integers(0, 3))
+def test_folded_history_makes_the_step_groups_of_credit(
+    rows: list[tuple[int, int]], k: int
+) -> None:
+    keys = state_keys([state for state, _ in rows])
+    trajectories = np.array([trajectory for _, trajectory in rows], int)
+    groups = trajectories % 2
+    folded = group_steps(fold_history(keys, trajectories, k), groups)
+    of_plain_keys = group_steps(keys, groups, trajectory_ids=trajectories, history_length=k)
+    assert folded.ids.tolist() == of_plain_keys.ids.tolist()
 
 
 def _rebuilt(value: Any) -> Any:

@@ -207,7 +207,7 @@ def test_wrong_arguments_are_named():
         panel(KEYDOOR, "evl", 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="expected `num_tasks` of at least 1"):
         panel(KEYDOOR, "eval", 0)
-    with pytest.raises(ConfigError, match="expected `size` >= 1"):
+    with pytest.raises(ConfigError, match="`size` of at least 1"):
         list(panel(KEYDOOR, "eval", 1).batches(0))
     with pytest.raises(ConfigError, match="expected plain values in `env_kwargs`"):
         panel(KEYDOOR, "eval", 1, env_kwargs={"invalid_action_penalty": np.float32(0.5)})

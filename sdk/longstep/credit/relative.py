@@ -42,9 +42,7 @@ class Normalization:
 
 def check_ddof(name: str, value: int) -> None:
     """Raise a `ConfigError` unless the degrees of freedom are 0 or 1."""
-    check_count(name, value, 0)
-    if value > 1:
-        raise ConfigError(f"expected `{name}` 0 or 1, got {value}; 1 is the unbiased one")
+    check_count(name, value, 0, most=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

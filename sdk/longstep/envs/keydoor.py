@@ -13,15 +13,18 @@ from typing import Any, Literal
 
 import gymnasium
 
+from longstep.arguments import check_choice, check_count
 from longstep.envs.draws import Draws
 from longstep.envs.words import WordSpace, require_word
-from longstep.errors import ConfigError, DataError, EnvError, did_you_mean
+from longstep.errors import DataError, EnvError
 from longstep.spaces import TextSpace
 
 __all__ = ["KeyDoorEnv"]
 
 MOVES = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
 ACTIONS = (*MOVES, "take", "open")
+MAX_SIZE = MAX_ROOMS = 1000
+"""A world with more cells or rooms is a slip of the pen, and would take minutes and gigabytes to make."""
 
 
 class KeyDoorEnv(gymnasium.Env[str, str]):
@@ -52,8 +55,8 @@ class KeyDoorEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ) -> None:
         """Args:
-        size: Cells on each side of a room, at least 2.
-        num_rooms: Rooms, each with a key and a door.
+        size: Cells on each side of a room, from 2 to 1,000.
+        num_rooms: Rooms, each with a key and a door; at most 1,000.
         max_steps: Steps after which an episode is truncated. The expert needs at most
             `num_rooms * (4 * size - 3)`; None means `num_rooms * 6 * size`.
         reward: `sparse` gives 1 when the last door opens; `dense` shares that 1 out among all keys and doors.
@@ -61,21 +64,12 @@ class KeyDoorEnv(gymnasium.Env[str, str]):
             says how far away things are.
         render_mode: None or `ansi`, a map of the room.
         """
-        for name, count, least in (
-            ("size", size, 2),
-            ("num_rooms", num_rooms, 1),
-            ("max_steps", max_steps, 1),
-        ):
-            if count is not None and count < least:
-                raise ConfigError(f"expected `{name}` >= {least}, got {count} at KeyDoorEnv")
-        for name, value, known in (
-            ("reward", reward, ("sparse", "dense")),
-            ("style", style, ("terse", "plain")),
-            ("render_mode", render_mode, (None, "ansi")),
-        ):
-            if value not in known:
-                hint = did_you_mean(str(value), [choice for choice in known if choice])
-                raise ConfigError(f"expected {known}, got {value!r} at `{name}`; {hint}")
+        check_count("size", size, 2, most=MAX_SIZE)
+        check_count("num_rooms", num_rooms, 1, most=MAX_ROOMS)
+        check_count("max_steps", max_steps, 1, optional=True)
+        check_choice("reward", reward, ("sparse", "dense"))
+        check_choice("style", style, ("terse", "plain"))
+        check_choice("render_mode", render_mode, (None, "ansi"))
         self.size = size
         self.num_rooms = num_rooms
         self.max_steps = num_rooms * 6 * size if max_steps is None else max_steps
@@ -164,16 +158,29 @@ class KeyDoorEnv(gymnasium.Env[str, str]):
 
     def restore(self, snapshot: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Go back to a `snapshot`, also one of another instance of the same size; gives observation and info."""
-        if snapshot["size"] != self.size or len(snapshot["rooms"]) != self.num_rooms:
+        try:
+            self._take_over(snapshot)
+        except (LookupError, TypeError, ValueError) as error:
             raise DataError(
-                f"expected a snapshot of {self.num_rooms} rooms of size {self.size}, got {len(snapshot['rooms'])} of "
-                f"size {snapshot['size']} at `restore`; make both environments with the same arguments"
-            )
-        self._rooms = [(int(key), int(door)) for key, door in snapshot["rooms"]]
-        self._room, self._cell = int(snapshot["room"]), int(snapshot["cell"])
-        self._num_steps = int(snapshot["num_steps"])
-        self._has_key, self._over = bool(snapshot["has_key"]), bool(snapshot["over"])
+                f"expected a `snapshot` of {self.num_rooms} rooms of size {self.size}, got {snapshot!r:.200} at "
+                f"`restore` ({error}); make both environments with the same arguments"
+            ) from error
         return self._observe(), self._info()
+
+    def _take_over(self, snapshot: Mapping[str, Any]) -> None:
+        """Set the state to that of a snapshot; raises, and leaves it as it is, where there is none."""
+        rooms = [(int(key), int(door)) for key, door in snapshot["rooms"]]
+        room, cell = int(snapshot["room"]), int(snapshot["cell"])
+        num_steps, ends = int(snapshot["num_steps"]), (snapshot["has_key"], snapshot["over"])
+        num_cells = self.size * self.size
+        if snapshot["size"] != self.size or len(rooms) != self.num_rooms:
+            raise ValueError(f"{len(rooms)} rooms of size {snapshot['size']}")
+        if not 0 <= room <= self.num_rooms:
+            raise ValueError(f"room {room}")
+        if any(not 0 <= at < num_cells for at in (cell, *(at for pair in rooms for at in pair))):
+            raise ValueError("a cell that is not in its room")
+        self._rooms, self._room, self._cell = rooms, room, cell
+        self._num_steps, (self._has_key, self._over) = num_steps, map(bool, ends)
 
     def render(self) -> str | None:  # type: ignore[override]
         """A map of the room: `@` the agent, `k` the key, `D` the door, north at the top."""

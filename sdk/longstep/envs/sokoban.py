@@ -15,12 +15,13 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.arguments import check_choice, check_count, check_text
 from longstep.envs.draws import Draws
 from longstep.envs.sokoban_rooms import SokobanRoom, cells_of, make_room, require_possible
 from longstep.envs.sokoban_solver import DIRECTIONS, solve
 from longstep.envs.sokoban_tiles import TINY_TILES, draw_tiles
 from longstep.envs.words import WordSpace, require_word
-from longstep.errors import ConfigError, DataError, EnvError, did_you_mean
+from longstep.errors import ConfigError, DataError, EnvError
 from longstep.spaces import TextSpace
 
 __all__ = ["SokobanEnv"]
@@ -74,10 +75,10 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         render_mode: str | None = None,
     ) -> None:
         """Args:
-        dim_room: (height, width) of the room with its border of wall.
-        num_boxes: Boxes, and as many targets.
+        dim_room: (height, width) of the room with its border of wall, 4 to 40 cells each.
+        num_boxes: Boxes, and as many targets; at most 10.
         max_pulls: Most pulls of reverse play, and so an upper bound of the pushes a room needs; small numbers make
-            easy rooms for training. None makes rooms that are far from solved.
+            easy rooms for training. At most 1,000; None makes rooms that are far from solved.
         max_steps: Steps after which an episode is truncated.
         observation: `text` (rows of symbols), `words` (cells named by row and column, what never moves first: for
             models that read words better than drawings), `rgb` (uint8 [16 * height, 16 * width, 3]) or `tiny_rgb` (one pixel
@@ -87,18 +88,14 @@ class SokobanEnv(gymnasium.Env[Any, str]):
         admissible: What `info["admissible_actions"]` lists: `all` four, or those that are `changing` the state.
         render_mode: None, `ansi` or `rgb_array`.
         """
-        for name, value, known in (
-            ("observation", observation, ("text", "words", "rgb", "tiny_rgb")),
-            ("admissible", admissible, ("all", "changing")),
-            ("render_mode", render_mode, (None, "ansi", "rgb_array")),
-        ):
-            if value not in known:
-                hint = did_you_mean(str(value), [choice for choice in known if choice])
-                raise ConfigError(f"expected one of {known}, got {value!r} at `{name}`; {hint}")
+        check_choice("observation", observation, ("text", "words", "rgb", "tiny_rgb"))
+        check_choice("admissible", admissible, ("all", "changing"))
+        check_choice("render_mode", render_mode, (None, "ansi", "rgb_array"))
+        check_text("symbols", symbols)
+        check_text("separator", separator)
+        check_count("max_steps", max_steps, 1)
         if len(symbols) != 7 or len(set(symbols)) != 7 or "\n" in symbols:
             raise ConfigError(f"expected seven different characters, got {symbols!r} at `symbols`")
-        if max_steps < 1:
-            raise ConfigError(f"expected `max_steps` >= 1, got {max_steps}")
         require_possible(dim_room, num_boxes, max_pulls)
         height, width = dim_room
         self.dim_room = (int(height), int(width))
@@ -225,17 +222,38 @@ class SokobanEnv(gymnasium.Env[Any, str]):
 
     def restore(self, snapshot: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Go back to a `snapshot`, also one of another instance of the same size; gives observation and info."""
-        cells = [int(code) for code in snapshot["cells"]]
-        num_boxes = cells.count(BOX) + cells.count(BOX_ON_TARGET)
-        if tuple(snapshot["dim_room"]) != self.dim_room or num_boxes != self.num_boxes:
+        try:
+            cells = [int(code) for code in snapshot["cells"]]
+            player, num_steps = int(snapshot["player"]), int(snapshot["num_steps"])
+            dim_room, over = tuple(snapshot["dim_room"]), bool(snapshot["over"])
+            num_boxes = cells.count(BOX) + cells.count(BOX_ON_TARGET)
+            if dim_room != self.dim_room or num_boxes != self.num_boxes:
+                raise ValueError(f"{dim_room} with {num_boxes} boxes")
+            self._check_cells(cells, player)
+        except (LookupError, TypeError, ValueError) as error:
             raise DataError(
-                f"expected a snapshot of a room of {self.dim_room} with {self.num_boxes} boxes, got "
-                f"{tuple(snapshot['dim_room'])} with {num_boxes} at `restore`; make both environments with the same "
-                "arguments"
-            )
-        self._place(cells, int(snapshot["player"]), num_steps=int(snapshot["num_steps"]))
-        self._over = bool(snapshot["over"])
+                f"expected a `snapshot` of a room of {self.dim_room} with {self.num_boxes} boxes, got "
+                f"{snapshot!r:.200} at `restore` ({error}); make both environments with the same arguments"
+            ) from error
+        self._place(cells, player, num_steps=num_steps)
+        self._over = over
         return self._observe(), self._info()
+
+    def _check_cells(self, cells: list[int], player: int) -> None:
+        """Raise a ValueError unless these are cells of such a room, with a border of wall and the player inside."""
+        height, width = self.dim_room
+        if len(cells) != height * width or not set(cells) <= set(range(7)):
+            raise ValueError("cells of another room")
+        board = np.array(cells).reshape(height, width)
+        border = np.concatenate((board[0], board[-1], board[:, 0], board[:, -1]))
+        if (border != WALL).any():
+            raise ValueError("a room without a border of wall")
+        movable = (FLOOR, TARGET, PLAYER, PLAYER_ON_TARGET)
+        if not 0 <= player < len(cells) or cells[player] not in movable:
+            raise ValueError(f"the player at {player}")
+        others = [code for at, code in enumerate(cells) if at != player]
+        if PLAYER in others or PLAYER_ON_TARGET in others:
+            raise ValueError("two players")
 
     def render(self) -> Any:
         """The room as text (`ansi`) or as an image (`rgb_array`)."""

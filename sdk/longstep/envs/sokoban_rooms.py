@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
+from longstep.arguments import check_count
 from longstep.envs.draws import Draws
 from longstep.errors import ConfigError, EnvError
 
@@ -23,6 +25,8 @@ MAX_TRIES = 64
 """Rooms drawn, at most, to find one that is far enough from solved; the farthest is taken then."""
 MAX_LAYER = 32
 """Positions kept per layer of the search: those with fewest boxes on targets, ties drawn at random."""
+MAX_SIDE, MAX_BOXES, MAX_PULLS = 40, 10, 1000
+"""Beyond these a room takes minutes to make, and soon forever."""
 WANTED_PULLS_PER_BOX = 3
 """Pulls per box that make a room far enough from solved."""
 MAX_PULLS_PER_BOX = 10
@@ -72,15 +76,20 @@ def flood(start: int, free: int, width: int) -> int:
 
 def require_possible(dim_room: tuple[int, int], num_boxes: int, max_pulls: int | None) -> None:
     """Raise `ConfigError` when the room is too small for its boxes, or an argument of `make_room` is out of range."""
+    sides: Any = dim_room
+    if not isinstance(sides, list | tuple) or len(cast("list[Any]", sides)) != 2:
+        raise ConfigError(f"expected (height, width) as `dim_room`, got {dim_room!r:.60}")
     height, width = dim_room
+    check_count("dim_room[0]", height, None, most=MAX_SIDE)
+    check_count("dim_room[1]", width, None, most=MAX_SIDE)
+    check_count("num_boxes", num_boxes, 1, most=MAX_BOXES)
+    check_count("max_pulls", max_pulls, 1, most=MAX_PULLS, optional=True)
     num_inner = (height - 2) * (width - 2)
-    if min(height, width) < 4 or num_boxes < 1 or num_inner < 4 * num_boxes:
+    if min(height, width) < 4 or num_inner < 4 * num_boxes:
         raise ConfigError(
             f"expected at least 4 inner cells per box and sides of at least 4, got {num_boxes} boxes in "
             f"{height} x {width} at `dim_room`; make the room larger or take fewer boxes"
         )
-    if max_pulls is not None and max_pulls < 1:
-        raise ConfigError(f"expected `max_pulls` >= 1 or None, got {max_pulls}")
 
 
 def make_room(

@@ -116,7 +116,7 @@ def test_a_penalty_without_knowing_what_is_valid_is_an_error(name: str) -> None:
         ("repeats", "last", "one of 'all', 'first', 'mean', got 'last'"),
         ("lone_episode", None, "one of 'zero', 'raw', got None"),
         ("inner_group_size", 1, "`inner_group_size` of at least 2, got 1"),
-        ("ddof", 2, "`ddof` 0 or 1, got 2"),
+        ("ddof", 2, "`ddof` of at most 1, got 2"),
         ("epsilon", -1.0, "`epsilon` of 0 or more"),
         ("std_floor", float("nan"), "`std_floor` of 0 or more"),
         ("history_length", -1, "`history_length` of at least 0, got -1"),
@@ -152,7 +152,7 @@ def test_a_baseline_needs_groups() -> None:
 
 
 def test_hgpo_names_the_ddof_that_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="`episode_ddof` 0 or 1, got 2"):
+    with pytest.raises(ConfigError, match="`episode_ddof` of at most 1, got 2"):
         hgpo(**GOOD, state_keys=KEYS, episode_ddof=2)
     with pytest.raises(ConfigError, match="`length_weight_alpha` with finite weights, got 1e"):
         hgpo(**GOOD, state_keys=KEYS, length_weight_alpha=1e300)

@@ -1,5 +1,6 @@
 import random
 from collections import deque
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -188,7 +189,7 @@ def test_snapshot_travels_as_msgpack_and_restores_in_another_instance():
     while not env.solved:
         action = env.expert_action()
         assert env.step(action) == other.step(action)
-    with pytest.raises(DataError, match="expected a snapshot of 1 rooms"):
+    with pytest.raises(DataError, match="expected a `snapshot` of 1 rooms"):
         KeyDoorEnv(num_rooms=1).restore(env.snapshot())
 
 
@@ -222,9 +223,14 @@ def test_map_shows_agent_key_and_door():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 1}, "expected `size` >= 2, got 1"),
-        ({"num_rooms": 0}, "expected `num_rooms` >= 1, got 0"),
-        ({"max_steps": 0}, "expected `max_steps` >= 1, got 0"),
+        ({"size": 1}, "`size` of at least 2, got 1"),
+        ({"num_rooms": 0}, "`num_rooms` of at least 1, got 0"),
+        ({"max_steps": 0}, "`max_steps` of at least 1 or None, got 0"),
+        ({"size": "4"}, "a whole number as `size`, got '4'"),
+        ({"size": 2.5}, "a whole number as `size`, got 2.5"),
+        ({"size": 10**6}, "`size` of at most 1000, got 1000000"),
+        ({"num_rooms": 10**9}, "`num_rooms` of at most 1000"),
+        ({"style": None}, "`style` to be one of .* got None"),
         ({"reward": "spars"}, "did you mean `sparse`"),
         ({"style": "long"}, "known: `plain`, `terse`"),
         ({"render_mode": "human"}, "known: `ansi`"),
@@ -244,3 +250,29 @@ def test_step_before_reset_and_an_action_that_is_no_text_are_errors():
     env.reset(seed=0)
     with pytest.raises(UnsupportedTypeError, match="expected a word"):
         env.step(0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rooms", [[0, 99]] * 2),
+        ("rooms", 5),
+        ("cell", -1),
+        ("cell", "x"),
+        ("room", 7),
+        ("num_steps", None),
+    ],
+)
+def test_a_damaged_snapshot_is_an_error_that_changes_nothing(key: str, value: Any) -> None:
+    env = KeyDoorEnv()
+    env.reset(seed=1)
+    before = env.snapshot()
+    with pytest.raises(DataError, match="expected a `snapshot` of"):
+        env.restore({**before, key: value})
+    assert env.snapshot() == before
+
+
+@pytest.mark.parametrize("snapshot", [None, {}, "room", []])
+def test_what_is_no_snapshot_is_an_error(snapshot: Any) -> None:
+    with pytest.raises(DataError, match="expected a `snapshot` of"):
+        KeyDoorEnv().restore(snapshot)

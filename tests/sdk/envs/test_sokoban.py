@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -219,7 +220,7 @@ def test_snapshot_travels_as_msgpack_and_restores_in_another_instance():
     while not env.solved:
         action = env.expert_action()
         assert env.step(action) == other.step(action)
-    with pytest.raises(DataError, match="expected a snapshot of a room of"):
+    with pytest.raises(DataError, match="expected a `snapshot` of a room of"):
         SokobanEnv().restore(env.snapshot())
 
 
@@ -248,7 +249,16 @@ def test_render_gives_text_or_an_image():
         ({"observation": "rbg"}, "did you mean `rgb`"),
         ({"admissible": "some"}, "known: `all`, `changing`"),
         ({"symbols": "#_O"}, "seven different characters"),
-        ({"max_steps": 0}, "expected `max_steps` >= 1"),
+        ({"symbols": None}, "a str as `symbols`, got None"),
+        ({"separator": 1}, "a str as `separator`, got 1"),
+        ({"max_steps": 0}, "`max_steps` of at least 1, got 0"),
+        ({"max_steps": "9"}, "a whole number as `max_steps`, got '9'"),
+        ({"dim_room": 6}, r"\(height, width\) as `dim_room`, got 6"),
+        ({"dim_room": ("6", 6)}, r"a whole number as `dim_room\[0\]`, got '6'"),
+        ({"dim_room": (6, 10**6)}, r"`dim_room\[1\]` of at most 40, got 1000000"),
+        ({"dim_room": (40, 40), "num_boxes": 100}, "`num_boxes` of at most 10, got 100"),
+        ({"num_boxes": 1.0}, "a whole number as `num_boxes`, got 1.0"),
+        ({"max_pulls": 10**9}, "`max_pulls` of at most 1000"),
         ({"dim_room": (6, 6), "num_boxes": 9}, "4 inner cells per box"),
     ],
 )
@@ -279,3 +289,30 @@ def test_words_name_the_same_state_as_the_drawing() -> None:
             drawing, *_ = drawn.step(action)
             words, *_ = named.step(action)
         assert named.solved
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cells", [1] * 36),
+        ("cells", "x" * 36),
+        ("cells", [0] * 35),
+        ("player", 99),
+        ("player", 0),
+        ("num_steps", None),
+        ("dim_room", 6),
+    ],
+)
+def test_a_damaged_snapshot_is_an_error_that_changes_nothing(key: str, value: Any) -> None:
+    env = SokobanEnv()
+    env.reset(seed=1)
+    before = env.snapshot()
+    with pytest.raises(DataError, match="expected a `snapshot` of"):
+        env.restore({**before, key: value})
+    assert env.snapshot() == before
+
+
+@pytest.mark.parametrize("snapshot", [None, {}, "room", []])
+def test_what_is_no_snapshot_is_an_error(snapshot: Any) -> None:
+    with pytest.raises(DataError, match="expected a `snapshot` of"):
+        SokobanEnv().restore(snapshot)

@@ -144,9 +144,9 @@ def test_solver_finds_the_shortest_pushes_of_a_known_room():
     ("dim_room", "num_boxes", "max_pulls", "message"),
     [
         ((3, 6), 1, None, "sides of at least 4"),
-        ((6, 6), 0, None, "got 0 boxes"),
+        ((6, 6), 0, None, "`num_boxes` of at least 1, got 0"),
         ((6, 6), 5, None, "4 inner cells per box"),
-        ((6, 6), 1, 0, "expected `max_pulls` >= 1"),
+        ((6, 6), 1, 0, "`max_pulls` of at least 1 or None, got 0"),
     ],
 )
 def test_wrong_arguments_are_named(dim_room, num_boxes, max_pulls, message):
