@@ -26,6 +26,9 @@ __all__ = [
     "check_texts",
 ]
 
+_LISTS: tuple[type, ...] = (list, tuple)
+_TEXT: frozenset[type] = frozenset((str,))
+
 
 def check_count(
     name: str, value: Any, least: int | None, *, most: int | None = None, optional: bool = False
@@ -48,6 +51,8 @@ def check_count(
 
 def check_number(name: str, value: Any) -> None:
     """Raise unless `value` is one real number; infinity and NaN are numbers too."""
+    if type(value) is float:  # the usual case, quickly
+        return
     scalar: Any = value
     if isinstance(value, np.ndarray) and cast(Any, value).ndim == 0:
         scalar = cast(Any, value)[()]
@@ -86,7 +91,9 @@ def check_texts(name: str, value: Any, *, optional: bool = False) -> None:
     """Raise unless `value` is a sequence of str, not one str, or None where `optional`."""
     if optional and value is None:
         return
-    if type(value) in (list, tuple) and set(map(type, value)) <= {str}:  # the usual case, quickly
+    if type(value) in _LISTS and _TEXT.issuperset(
+        map(type, cast("list[Any]", value))
+    ):  # the usual case, quickly
         return
     or_none = " or None" if optional else ""
     is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
@@ -99,6 +106,8 @@ def check_texts(name: str, value: Any, *, optional: bool = False) -> None:
 
 def check_mapping(name: str, value: Any, *, optional: bool = False) -> None:
     """Raise unless `value` maps names (str) to values, or is None where `optional`."""
+    if type(value) is dict and _TEXT.issuperset(map(type, cast("dict[Any, Any]", value))):
+        return
     if optional and value is None:
         return
     or_none = " or None" if optional else ""
