@@ -60,7 +60,20 @@ class Placement:
     max_restarts: int = 3
     """Times that Ray starts a server anew; -1 means without end."""
     timeout_s: float = 120.0
-    """Seconds until the cluster must have room, and then until the servers must be there."""
+    """Seconds until the cluster must have room, and until an environment server must be there."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for name in ("num_cpus", "num_gpus"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"expected `{name}` of at least 0, got {getattr(self, name)}")
+        if not self.bundle:
+            raise ConfigError("expected CPUs, GPUs or other `resources` for each server, got none")
+        if self.max_restarts < -1 or not self.timeout_s > 0.0:
+            raise ConfigError(
+                "expected `max_restarts` of at least -1 and `timeout_s` above 0, got "
+                f"{self.max_restarts} and {self.timeout_s}"
+            )
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -85,7 +98,8 @@ def place_env_servers(
         LongstepError: A server could not be started; its own words.
     """
     opener = partial(_open_env_server, spec, num_workers)
-    return RayServers(opener, num_servers, num_workers, placement or Placement())
+    placement = placement or Placement()
+    return RayServers(opener, num_servers, num_workers, placement, placement.timeout_s)
 
 
 def place_actors(
@@ -108,7 +122,7 @@ def place_actors(
         LongstepError: An actor could not be started; its own words.
     """
     opener = partial(_open_actor, spec, start_timeout_s)
-    return RayServers(opener, num_actors, 1, placement or Placement(timeout_s=start_timeout_s))
+    return RayServers(opener, num_actors, 1, placement or Placement(), start_timeout_s)
 
 
 class RayServers:
@@ -120,6 +134,7 @@ class RayServers:
         num_servers: int,
         num_ports: int,
         placement: Placement,
+        start_timeout_s: float,
     ) -> None:
         """Made by `place_env_servers` and `place_actors`."""
         if num_servers < 1:
@@ -127,7 +142,7 @@ class RayServers:
         ray = require("ray", extra="ray", needed_by="longstep_bindings.ray")
         if not ray.is_initialized():
             raise ConfigError("expected a Ray cluster, got none; call `ray.init` first")
-        self._ray, self._timeout_s = ray, placement.timeout_s
+        self._ray, self._timeout_s = ray, start_timeout_s
         self._holders: list[Any] = []
         self._group: Any = ray.util.placement_group(
             [placement.bundle] * num_servers, strategy=placement.strategy
@@ -143,7 +158,7 @@ class RayServers:
                 )
                 address = f"tcp://{host}:{port}"
                 self._holders.append(holder.remote(opener, address, server_keys))
-            self.addresses: list[str] = self._gather(placement.timeout_s)
+            self.addresses: list[str] = self._gather(start_timeout_s)
             """Where the servers are."""
         except BaseException:
             self.close()
@@ -190,7 +205,8 @@ class RayServers:
             ]
         except self._ray.exceptions.GetTimeoutError:
             raise DeadlineError(
-                f"expected {len(answers)} servers to be there within {timeout_s:g} s; raise `Placement.timeout_s`"
+                f"expected {len(answers)} servers to be there within {timeout_s:g} s; raise "
+                "`Placement.timeout_s` or, for actors, `start_timeout_s`"
             ) from None
         except self._ray.exceptions.RayError as error:
             raise LongstepError(f"expected servers on the Ray cluster, got {error}") from error

@@ -9,7 +9,8 @@ Shape letters: B rows, L prompt positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longstep_bindings.engines.image_prompts import ImageInputs
@@ -48,20 +49,36 @@ def decode_with_images(
         sample: Gives each of some rows its next token, from their logits [B, V].
         pad_id: Id that fills up shorter prompts, and what follows a row's end.
     """
-    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+    from transformers import LogitsProcessorList, StoppingCriteriaList
 
     chooser = _Chooser(rows, sample, pad_id)
     inputs = _batch([row.inputs for row in rows], pad_id, model.device)
-    model.generate(
-        **inputs,
-        generation_config=GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max(row.max_new for row in rows),
-            pad_token_id=pad_id,
-        ),
-        logits_processor=LogitsProcessorList([chooser.choose]),
-        stopping_criteria=StoppingCriteriaList([chooser.is_over]),
+    with _plain_generation(model, max_new_tokens=max(row.max_new for row in rows), pad_id=pad_id):
+        model.generate(
+            **inputs,
+            logits_processor=LogitsProcessorList([chooser.choose]),
+            stopping_criteria=StoppingCriteriaList([chooser.is_over]),
+        )
+
+
+@contextmanager
+def _plain_generation(model: Any, *, max_new_tokens: int, pad_id: int) -> Iterator[None]:
+    """While this is open the model's own defaults are out of force, such as a repetition penalty.
+
+    `generate` fills what it is not told from the model's defaults, and log-probabilities would then be those of a
+    distribution that no trainer knows.
+    """
+    from transformers import GenerationConfig
+
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    defaults = owner.generation_config
+    owner.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=pad_id
     )
+    try:
+        yield
+    finally:
+        owner.generation_config = defaults
 
 
 class _Chooser:
@@ -94,11 +111,12 @@ class _Chooser:
         one_hot_BV = torch.full_like(logits_BV, float("-inf"))
         return one_hot_BV.scatter(1, torch.tensor(chosen, device=logits_BV.device)[:, None], 0.0)
 
-    def is_over(self, *_: Any, **__: Any) -> torch.Tensor:
+    def is_over(self, ids_BL: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """[B], True for rows that need no further token."""
         import torch
 
-        return torch.tensor([row.finish_reason is not None for row in self._rows])
+        finished = [row.finish_reason is not None for row in self._rows]
+        return torch.tensor(finished, device=ids_BL.device)
 
 
 def _batch(inputs: Sequence[ImageInputs], pad_id: int, device: Any) -> dict[str, torch.Tensor]:

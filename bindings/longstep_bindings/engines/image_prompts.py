@@ -88,17 +88,19 @@ def load_processor(folder: str | Path, tokenizer: Any) -> Any:
     """
     from transformers import AutoImageProcessor, AutoProcessor
 
+    own = "it has no image processor"
     try:
         processor = AutoProcessor.from_pretrained(folder)
         if hasattr(processor, "image_processor"):
             return processor
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass  # some processors insist on torchvision, for videos
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        own = f"{type(error).__name__}: {error}"  # some insist on torchvision, for videos
     try:
         return PlainProcessor(tokenizer, AutoImageProcessor.from_pretrained(folder))
     except Exception as error:
         raise ConfigError(
-            f"expected an image processor in `{folder}`, but loading it failed with {type(error).__name__}: {error}"
+            f"expected an image processor in `{folder}`, but loading it failed with {type(error).__name__}: {error}; "
+            f"and the model's own processor: {own}"
         ) from error
 
 

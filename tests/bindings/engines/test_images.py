@@ -86,6 +86,20 @@ def test_logprobs_are_those_of_a_plain_forward_pass(engine, processor):
     assert completions[3].text in ("go left", "go right", "up")
 
 
+def test_the_models_own_generation_defaults_change_nothing(processor):
+    model = tiny_vision_model()
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.max_new_tokens = 1
+    engine = TransformersEngine(model, processor.tokenizer, processor=processor)
+    request = _request("one", _image(0), max_tokens=6)
+
+    completion = engine.generate([request])[0]
+
+    expected = _slow_logprobs(engine, processor, request, completion)
+    np.testing.assert_allclose(completion.logprobs, expected, atol=2e-4)
+    assert model.generation_config.repetition_penalty == 5.0
+
+
 def test_a_batch_gives_what_each_prompt_gives_alone(engine):
     requests = [_request(str(i), _image(i, 28 * (1 + i % 3)), seed=i) for i in range(6)]
 
