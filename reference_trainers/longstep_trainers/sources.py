@@ -14,6 +14,7 @@ Words: the *version* is the number of weight updates; a group is as old as the o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -32,6 +33,7 @@ from longstep_trainers.config import RunConfig
 
 __all__ = ["BatchSource", "CollectSource", "StreamSource", "open_source"]
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.2
 """Longest time after which the rollout's thread sees that it is to end."""
 _END_S = 60.0
@@ -160,7 +162,8 @@ class StreamSource:
         """Wait for the groups of one iteration, oldest first.
 
         Returns:
-            The batch, with fewer groups only when the tasks are used up, and async/dropped_groups,
+            The batch, with fewer groups only when the tasks are used up, with more when more would be too old at the
+            next turn, and async/dropped_groups,
             async/dropped_env_steps, async/staleness_mean and async/staleness_max (over rows), async/waiting_groups (ended
             and left for later), async/running_groups.
         """
@@ -176,7 +179,9 @@ class StreamSource:
                     break
                 self._changed.wait(1.0)
             self._ended.sort(key=self._age_of, reverse=True)  # stable: equal ages by their ends
-            groups, self._ended = self._ended[: self._num_groups], self._ended[self._num_groups :]
+            num_due = sum(self._age_of(group) == self._max_staleness for group in self._ended)
+            size = max(self._num_groups, num_due)  # the next turn is too late for what is due now
+            groups, self._ended = self._ended[:size], self._ended[size:]
             metrics = {
                 "async/dropped_groups": float(len(dropped)),
                 "async/dropped_env_steps": float(
@@ -205,6 +210,11 @@ class StreamSource:
             self._is_closed = True
         if self._thread.is_alive():
             self._thread.join(_END_S)
+            if self._thread.is_alive():
+                _log.warning(
+                    "the rollout did not end within %g s, a step of an environment hangs; it goes on until the process ends",
+                    _END_S,
+                )
 
     # -- under the lock -----------------------------------------------------------------------------------------------
 

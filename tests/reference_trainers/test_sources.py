@@ -152,6 +152,24 @@ def test_a_batch_waits_for_the_slow_group_that_would_become_too_old() -> None:
         assert 0 in group_ids(batches[0])
 
 
+def test_slow_groups_that_end_together_are_trained_on_and_not_dropped() -> None:
+    slow = {f"g{group}m1-" for group in range(4)}  # more than one batch of them
+    with Rig(max_staleness=2) as rig:
+        rig.policy.held = slow
+        for _ in range(2):
+            batch, _ = rig.source.next_batch()
+            assert not set(group_ids(batch)) & set(range(4))
+            rig.update()
+        rig.policy.held = set()
+        batch, metrics = rig.source.next_batch()
+        assert set(range(4)) <= set(group_ids(batch))
+        assert metrics["async/staleness_max"] == 2
+        for _ in range(3):
+            rig.update()
+            _, metrics = rig.source.next_batch()
+            assert metrics["async/dropped_groups"] == 0
+
+
 def test_groups_beyond_the_bound_are_dropped_and_counted_and_played_anew() -> None:
     with Rig(max_staleness=1) as rig:
         rig.source.next_batch()
