@@ -45,7 +45,8 @@ from longstep_bindings.rpc import Client
 
 __all__ = ["ActorLink", "LinkOwner", "State"]
 
-State = Literal["starting", "ready", "down", "failed"]
+State = Literal["starting", "waiting", "ready", "down", "failed"]
+"""`waiting` is an actor that is there, but lacks the newest weights, which no file holds; the next update brings them."""
 Arrival = tuple[Client, Pending, list[Ticket] | None]
 """An answer: of `start` with its tickets, or of `take` with None."""
 
@@ -54,6 +55,7 @@ _WATCH_S = 0.05
 _AGAIN_S = (0.2, 5.0)
 """Pause before another start when one failed: the first, and the longest."""
 _CONNECT_S = 10.0
+_ATTEMPT_S = 2.0
 _START_TIMEOUT_S = 120.0
 _SHORT_TIMEOUT_S = 5.0
 _TAKE_TIMEOUT_S = 600.0
@@ -415,15 +417,27 @@ class ActorLink:
             self._trouble.set()
 
     def _connected(self, address: str) -> Client:
+        """A session with the actor at an address; short attempts, so that closing need not wait for a long one."""
+        end_at = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                return self._attempt(address, min(_CONNECT_S, _ATTEMPT_S))
+            except DeadlineError:
+                if time.monotonic() > end_at or self._closing.is_set():
+                    raise
+
+    def _attempt(self, address: str, timeout_s: float) -> Client:
         client = Client(
             address,
             service=SERVICE,
             version=VERSION,
-            connect_timeout_s=_CONNECT_S,
+            connect_timeout_s=timeout_s,
             keys=self._keys,
             limits=LIMITS,
         )
-        atexit.unregister(client.close)  # the pool closes it; before, its end would look like a death
+        atexit.unregister(
+            client.close
+        )  # the pool closes it; before, its end would look like a death
         return client
 
     def _run(self) -> None:
@@ -474,8 +488,10 @@ class ActorLink:
                     _, parcel = self._owner.newest()
                 if parcel is not None:
                     self._load_newest(client, parcel)
-                elif self._closing.wait(_WATCH_S) or client.lost:  # the next update brings them
-                    raise PolicyError(client.lost or "the pool was closed")
+                    continue
+                self.state = "waiting"
+                if self._closing.wait(_WATCH_S) or client.lost or self.place.why_down():
+                    raise PolicyError(client.lost or self.place.why_down() or "the pool was closed")
         except BaseException:
             client.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,12 +138,21 @@ class ActorPolicy:
 
         if isinstance(model, str | Path):
             raise ConfigError('expected a model on a GPU for route="cuda", got a path')
+        if (
+            not self.pool.all_ready
+        ):  # a restarted actor is in no group, and what it lacks stands in no file
+            self._sender = None
+            said = "some actor was restarted: weights go by files this time"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+            self._update(model, "weights", version, "auto")
+            return
         if self._sender is None or self._sender.model is not model:
             self._sender = DeviceSender(self.pool, model)
         try:
             self._sender.send(version)
-        except BaseException:
+        except BaseException as error:
             self._sender = None
+            self.pool.restart_all(f"weights may have arrived in part: {error}")
             raise
         self.last_route = "cuda"
 

@@ -200,6 +200,11 @@ class ActorPool:
         return len(self._links)
 
     @property
+    def all_ready(self) -> bool:
+        """True when every actor takes requests."""
+        return all(link.state == "ready" for link in self._links)
+
+    @property
     def policy_version(self) -> int:
         """Version of the weights that were given to all actors last."""
         return self._version
@@ -370,8 +375,8 @@ class ActorPool:
         with ThreadPoolExecutor(max(1, len(links))) as threads:
             return list(threads.map(attempt, links))
 
-    def _ready_links(self, timeout_s: float) -> list[ActorLink]:
-        """Links with an actor; waits for the first.
+    def _ready_links(self, timeout_s: float, *, or_waiting: bool = False) -> list[ActorLink]:
+        """Links that take requests; waits for the first, or with `or_waiting` for one that waits for new weights.
 
         Raises:
             PolicyError: There is none within the time.
@@ -380,7 +385,7 @@ class ActorPool:
         while True:
             self._require_open()
             ready = [link for link in self._links if link.state == "ready"]
-            if ready:
+            if ready or (or_waiting and any(link.state == "waiting" for link in self._links)):
                 return ready
             if time.monotonic() > end_at:
                 raise PolicyError(f"expected an actor within {timeout_s:g} s, all of them are down")
@@ -442,6 +447,8 @@ class ActorPool:
 
         Actors that are down get them when they are back, before anything else. Requests go on meanwhile.
 
+        After an update by vLLM's own transfer, an actor that is restarted waits for the next update by this way.
+
         Args:
             source: A model, or the path of a folder or file.
             kind: Whole weights, or an adapter.
@@ -454,7 +461,7 @@ class ActorPool:
             PolicyError: No actor is there.
         """
         with self._updating:
-            links = self._ready_links(self.settings.start_timeout_s)
+            links = self._ready_links(self.settings.start_timeout_s, or_waiting=True)
             parcel = pack_parcel(
                 source,
                 kind=kind,
@@ -502,6 +509,11 @@ class ActorPool:
                 link.served_device_weights(version)
         if previous is not None:
             previous.remove()
+
+    def restart_all(self, why: str) -> None:
+        """Replace every actor, as when nobody knows what weights they have."""
+        for link in self._links:
+            link.restart(why)
 
     # ---- numbers, ends ----
 

@@ -55,7 +55,7 @@ class ActorServer:
             max_image_bytes=max_image_bytes,
             on_failure=self._failed,
         )
-        self._stopped = threading.Event()
+        self._stopper = threading.Thread(target=self._stop, name="longstep-actor-stop", daemon=True)
         try:
             self._server = Server(
                 self._service,
@@ -78,7 +78,10 @@ class ActorServer:
     def _failed(self, why: str) -> None:
         """The engine is dead: so is this actor; its clients have their requests answered elsewhere."""
         self.failure = why
-        threading.Thread(target=self._server.stop, name="longstep-actor-stop", daemon=True).start()
+        self._stopper.start()  # for this may be a thread that the server waits for
+
+    def _stop(self) -> None:
+        self._server.stop()
 
     def start(self) -> None:
         """Serve in the background."""
@@ -103,6 +106,8 @@ class ActorServer:
     def close(self) -> None:
         """Say goodbye to the clients and close the engine. Idempotent."""
         self._server.stop()
+        if self._stopper.is_alive():  # the goodbyes are still being said
+            self._stopper.join()
         self._service.close()
         self.engine.close()
 

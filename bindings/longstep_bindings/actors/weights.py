@@ -9,13 +9,11 @@ taken its place, because an actor that is restarted needs it.
 from __future__ import annotations
 
 import errno
-import mmap
 import secrets
 import shutil
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -42,8 +40,8 @@ __all__ = ["ROUTES", "Parcel", "Route", "pack_parcel", "send_files"]
 Route = Literal["auto", "shared_memory", "wire", "cuda"]
 ROUTES: tuple[Route, ...] = ("auto", "shared_memory", "wire", "cuda")
 Kind = Literal["weights", "adapter"]
-_PIECE_BYTES = 8 << 20
-_PIECES_UNDER_WAY = 4
+_PIECE_BYTES = 4 << 20
+_PIECES_UNDER_WAY = 8
 _PIECE_TIMEOUT_S = 120.0
 
 
@@ -216,25 +214,19 @@ def send_files(client: Client, parcel: Parcel) -> str:
     for file in parcel.files:
         if not sizes[file.name]:
             raise WeightsError(f"expected a file that holds something, got `{file}` empty")
-        with (
-            file.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            for offset in range(0, sizes[file.name], _PIECE_BYTES):
+        with file.open("rb") as stream:
+            data = np.memmap(stream, np.uint8, mode="r")
+            for offset in range(0, data.size, _PIECE_BYTES):
                 while len(under_way) >= _PIECES_UNDER_WAY:
                     under_way.popleft().result()
-                piece = _piece(name, file.name, offset, data[offset : offset + _PIECE_BYTES])
+                piece = {
+                    "transfer": name,
+                    "name": file.name,
+                    "offset": offset,
+                    "data": data[offset : offset + _PIECE_BYTES],
+                }
+                piece["checksum"] = xxh3_64_intdigest(piece["data"].data)
                 under_way.append(client.submit("chunk", piece, timeout_s=_PIECE_TIMEOUT_S))
     while under_way:
         under_way.popleft().result()
     return name
-
-
-def _piece(transfer: str, name: str, offset: int, data: bytes) -> Mapping[str, Any]:
-    return {
-        "transfer": transfer,
-        "name": name,
-        "offset": offset,
-        "data": np.frombuffer(data, np.uint8),
-        "checksum": xxh3_64_intdigest(data),
-    }

@@ -11,6 +11,7 @@
 A completion's text is `words|pid|peak`, `peak` being the most requests that were under way at a time.
 """
 
+import json
 import os
 import signal
 import threading
@@ -145,4 +146,25 @@ class TakesAnything(PlainEngine):
     """An engine without opinions on weights."""
 
     def load_weights(self, path, *, version):
+        self.policy_version = version
+
+
+class DeviceEngine(PlainEngine):
+    """Takes weights as from a GPU, and writes into the folder that is its model what it was called with."""
+
+    def _note(self, name, value):
+        with open(f"{self.description.model}/calls-{os.getpid()}", "a") as file:
+            print(json.dumps([name, value]), file=file)
+
+    def init_weight_transfer(self, init_info):
+        self._note("init_weight_transfer", init_info)
+
+    def start_weight_update(self):
+        self._note("start_weight_update", None)
+
+    def update_weights(self, update_info):
+        self._note("update_weights", update_info)
+
+    def finish_weight_update(self, *, version):
+        self._note("finish_weight_update", version)
         self.policy_version = version
