@@ -9,9 +9,10 @@ completions say so (`Completion.resubmitted`).
 """
 
 from longstep_bindings.actors.policy import ActorPolicy, Probe, open_policy
-from longstep_bindings.actors.pool import ActorPool, ActorStats, PoolStats
+from longstep_bindings.actors.pool import ActorPool
 from longstep_bindings.actors.server import ActorServer
 from longstep_bindings.actors.spec import ActorSpec, PoolSettings
+from longstep_bindings.actors.stats import ActorStats, PoolStats
 from longstep_bindings.engines.served import ScoreRow
 
 __all__ = [

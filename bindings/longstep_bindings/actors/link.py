@@ -1,4 +1,4 @@
-"""One actor as its pool sees it: a session with it, the requests that it owes, and what is done when it goes down.
+"""One actor as its pool sees it: a session with it, its weights, and what is done when it goes down.
 
 A thread watches the actor. When it ends, hangs or falls silent, its requests go back to the pool, and the thread gets
 another actor, loads the newest weights into it, and lets requests through again.
@@ -10,9 +10,7 @@ import atexit
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from longstep.errors import (
@@ -21,34 +19,23 @@ from longstep.errors import (
     PolicyError,
     ProtocolError,
     SessionLostError,
-    UnsupportedTypeError,
     WeightsError,
 )
-from longstep.types import Completion
-from longstep_bindings.actors.messages import (
-    LIMITS,
-    SERVICE,
-    VERSION,
-    pack_requests,
-    read_completions,
-    read_stats,
-)
+from longstep_bindings.actors.lane import ActorLane
+from longstep_bindings.actors.messages import LIMITS, SERVICE, VERSION
 from longstep_bindings.actors.service import host_identity
 from longstep_bindings.actors.spec import PoolSettings
 from longstep_bindings.actors.tickets import Ticket
 from longstep_bindings.actors.weights import Parcel, send_files
 from longstep_bindings.curve import ClientKeys
-from longstep_bindings.engines.served import EngineDescription, EngineStats
+from longstep_bindings.engines.served import EngineDescription
 from longstep_bindings.envs.places import Place
-from longstep_bindings.pending import Pending
 from longstep_bindings.rpc import Client
 
 __all__ = ["ActorLink", "LinkOwner", "State"]
 
 State = Literal["starting", "waiting", "ready", "down", "failed"]
 """`waiting` is an actor that is there, but lacks the newest weights, which no file holds; the next update brings them."""
-Arrival = tuple[Client, Pending, list[Ticket] | None]
-"""An answer: of `start` with its tickets, or of `take` with None."""
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.05
@@ -56,18 +43,7 @@ _AGAIN_S = (0.2, 5.0)
 """Pause before another start when one failed: the first, and the longest."""
 _CONNECT_S = 10.0
 _ATTEMPT_S = 2.0
-_START_TIMEOUT_S = 120.0
-_SHORT_TIMEOUT_S = 5.0
-_TAKE_TIMEOUT_S = 600.0
-_NUM_TAKES = 2
-"""So that one waits at the actor while the answer of the other is on its way."""
-_MAX_STARTS = 64
-"""Messages with requests that are not acknowledged; beyond that the actor gets no more."""
-_BATCH_REQUESTS = 256
-_BATCH_BYTES = 32 << 20
-_FULL_S = 0.25
-"""How long an actor that was full gets no more, unless it completes something before."""
-_MAX_KNOWN_IMAGES = 1 << 20
+_DESCRIBE_TIMEOUT_S = 120.0
 
 
 class LinkOwner(Protocol):
@@ -75,10 +51,8 @@ class LinkOwner(Protocol):
 
     lock: threading.RLock
 
-    def newest(self) -> tuple[str | None, Parcel | None]:
-        """The token of the weights that every actor must have, None for any, and where they are, None for nowhere;
-        with the lock held.
-        """
+    def newest(self) -> tuple[str | None, tuple[Parcel, ...]]:
+        """See `Delivery.newest`; with the lock held."""
         ...
 
     def lost(self, tickets: Sequence[Ticket], why: str) -> None:
@@ -122,20 +96,12 @@ class ActorLink:
         self.description: EngineDescription | None = None
         self.policy_version = 0
         self.num_restarts = self.num_transfers = 0
-        self.counts = EngineStats()
-        """What the actor said last."""
-        self.owed: dict[str, Ticket] = {}
-        """What it has been handed, by the names under which that travels; with the pool's lock held."""
+        self.lane = ActorLane(owner.lock, wake=owner.wake, report=self._report)
+        """Its requests."""
         self._settings, self._owner, self._keys = settings, owner, keys
-        self._client: Client | None = None
-        self._inbox: deque[Arrival] = deque()
-        self._num_starts = 0
         self._limit = settings.max_in_flight
-        self._full_until = 0.0
-        self._known_images: set[bytes] = set()
         self._token = ""
         self._shares_memory = False
-        self._heard_at = 0.0
         self._num_busy = 0
         """Long calls under way, during which no completions may come."""
         self._trouble = threading.Event()
@@ -153,192 +119,6 @@ class ActorLink:
         if self.failure is not None:
             raise self.failure
 
-    # ---- requests: as a lane, with the pool's lock held ----
-
-    @property
-    def load(self) -> int:
-        """Requests under way."""
-        return len(self.owed)
-
-    @property
-    def has_room(self) -> bool:
-        """True while one more may be sent."""
-        is_open = self._client is not None and self._num_starts < _MAX_STARTS
-        return is_open and len(self.owed) < self._limit and time.monotonic() >= self._full_until
-
-    @property
-    def client(self) -> Client | None:
-        """The session; None while there is none and requests have to wait."""
-        return self._client
-
-    def own(self, tickets: Sequence[Ticket]) -> Client | None:
-        """Take note of what is about to be sent, and by which session."""
-        if not self.owed:
-            self._heard_at = time.monotonic()
-        self.owed.update((ticket.name, ticket) for ticket in tickets)
-        return self._client
-
-    # ---- requests: without the lock ----
-
-    def send(self, client: Client, tickets: Sequence[Ticket]) -> list[tuple[Ticket, str]]:
-        """Send tickets that this link owns; gives those that cannot travel, and why.
-
-        When the session is lost, the watching thread gives all that is owed back to the pool.
-        """
-        refused: list[tuple[Ticket, str]] = []
-        for batch in self._batches(tickets):
-            try:
-                self._start(client, batch)
-            except UnsupportedTypeError as error:
-                if len(batch) == 1:
-                    refused.append((batch[0], f"UnsupportedTypeError: {error}"))
-                    continue
-                for ticket in batch:
-                    refused += self.send(client, [ticket])
-            except (SessionLostError, DeadlineError) as error:
-                self._report(client, str(error))
-                break
-        return refused
-
-    def _batches(self, tickets: Sequence[Ticket]) -> list[list[Ticket]]:
-        batches: list[list[Ticket]] = []
-        num_bytes = 0
-        for ticket in tickets:
-            size = sum(image.nbytes for image in ticket.request.prompt.images)
-            is_full = batches and (
-                len(batches[-1]) >= _BATCH_REQUESTS or num_bytes + size > _BATCH_BYTES
-            )
-            if not batches or is_full:
-                batches.append([])
-                num_bytes = 0
-            batches[-1].append(ticket)
-            num_bytes += size
-        return batches
-
-    def _start(self, client: Client, tickets: list[Ticket]) -> None:
-        images = {
-            digest: image
-            for ticket in tickets
-            for digest, image in zip(ticket.digests, ticket.request.prompt.images, strict=True)
-            if ticket.with_images or digest not in self._known_images
-        }
-        body = pack_requests(
-            [(ticket.name, ticket.request, ticket.digests) for ticket in tickets], images
-        )
-
-        def arrived(pending: Pending) -> None:
-            self._inbox.append((client, pending, tickets))
-            self._owner.wake()
-
-        self._count_starts(client, 1)
-        try:
-            client.submit("start", body, timeout_s=_START_TIMEOUT_S, on_done=arrived)
-        except BaseException:
-            self._count_starts(client, -1)
-            raise
-        if len(self._known_images) > _MAX_KNOWN_IMAGES:
-            self._known_images.clear()
-        self._known_images.update(images)
-
-    def _count_starts(self, client: Client, change: int) -> None:
-        with self._owner.lock:
-            if client is self._client:
-                self._num_starts += change
-
-    def withdraw(self, names: Sequence[str]) -> None:
-        """Tell the actor that nobody waits for these any more."""
-        client = self._client
-        if client is not None and names:
-            with suppress(SessionLostError, DeadlineError):
-                client.submit("cancel", list(names), timeout_s=_SHORT_TIMEOUT_S)
-
-    def ask_counts(self) -> None:
-        """Bring `counts` up to date, if the actor answers at once."""
-        client = self._client
-        if client is not None:
-            with suppress(LongstepError):
-                self.counts = read_stats(client.call("stats", timeout_s=_SHORT_TIMEOUT_S))
-
-    def _take_next(self, client: Client) -> None:
-        def arrived(pending: Pending) -> None:
-            self._inbox.append((client, pending, None))
-            self._owner.wake()
-
-        try:
-            client.submit("take", timeout_s=_TAKE_TIMEOUT_S, on_done=arrived)
-        except (SessionLostError, DeadlineError) as error:
-            self._report(client, str(error))
-
-    # ---- answers, read by whoever holds the pool's reading lock ----
-
-    def read(
-        self,
-    ) -> tuple[list[tuple[Ticket, Completion]], list[Ticket], list[tuple[Ticket, str]]]:
-        """What has arrived: tickets with their completions, tickets to be sent again, tickets that were refused."""
-        done: list[tuple[Ticket, Completion]] = []
-        again: list[Ticket] = []
-        refused: list[tuple[Ticket, str]] = []
-        while self._inbox:
-            client, pending, tickets = self._inbox.popleft()
-            if tickets is not None:
-                self._count_starts(client, -1)
-            try:
-                value = pending.result()
-                if tickets is None:
-                    done += self._completions(client, value)
-                else:
-                    again += self._not_taken(tickets, value)
-            except (SessionLostError, DeadlineError) as error:
-                self._report(client, str(error))
-            except LongstepError as error:
-                if tickets is None:
-                    self._report(client, str(error))
-                    continue
-                refused += [
-                    (ticket, f"{type(error).__name__}: {error}")
-                    for ticket in tickets
-                    if self._give_back(ticket)
-                ]
-        return done, again, refused
-
-    def _completions(self, client: Client, value: Any) -> list[tuple[Ticket, Completion]]:
-        if client is not self._client:
-            return []
-        columns, counts = value
-        completions = read_completions(columns)
-        self._take_next(client)
-        self.counts = read_stats(counts)
-        done: list[tuple[Ticket, Completion]] = []
-        with self._owner.lock:
-            if completions:
-                self._heard_at, self._full_until = time.monotonic(), 0.0
-            for completion in completions:
-                ticket = self.owed.pop(completion.request_id, None)
-                if ticket is not None:
-                    done.append((ticket, completion))
-        return done
-
-    def _not_taken(self, tickets: Sequence[Ticket], value: Any) -> list[Ticket]:
-        """Tickets that the actor sent back: for want of an image, or because it is full."""
-        missing, full = set(value["missing"]), set(value["full"])
-        again = [ticket for ticket in tickets if ticket.name in missing or ticket.name in full]
-        with self._owner.lock:
-            again = [ticket for ticket in again if self._give_back(ticket)]
-            for ticket in again:
-                ticket.with_images = ticket.name in missing
-            if full:  # other clients use it too
-                self._full_until = time.monotonic() + _FULL_S
-        return again
-
-    def _give_back(self, ticket: Ticket) -> bool:
-        with self._owner.lock:
-            return self.owed.pop(ticket.name, None) is ticket
-
-    @property
-    def has_arrivals(self) -> bool:
-        """True while there is something to `read`."""
-        return bool(self._inbox)
-
     # ---- long calls ----
 
     def call(self, method: str, value: Any, *, timeout_s: float) -> Any:
@@ -352,7 +132,7 @@ class ActorLink:
 
     def _called(self, call: Callable[[Client], Any]) -> Any:
         with self._owner.lock:
-            client = self._client
+            client = self.lane.client
             self._num_busy += 1
         try:
             if client is None:
@@ -367,20 +147,23 @@ class ActorLink:
         finally:
             with self._owner.lock:
                 self._num_busy -= 1
-                self._heard_at = time.monotonic()
+                self.lane.heard()
 
-    def load_parcel(self, parcel: Parcel) -> None:
-        """Have the actor serve the weights of a parcel.
+    def load_parcels(self, parcels: Sequence[Parcel]) -> None:
+        """Have the actor serve the weights of parcels, loaded one after the other.
 
         Raises:
             WeightsError: They do not fit, or did not arrive; the actor goes on with those that it had.
             SessionLostError: The actor died; the next one gets the newest weights anyway.
         """
-        self._called(lambda client: self._load(client, parcel))
+        self._called(lambda client: self._load(client, parcels))
 
-    def _load(self, client: Client, parcel: Parcel) -> None:
-        if self._token == parcel.token:
-            return
+    def _load(self, client: Client, parcels: Sequence[Parcel]) -> None:
+        if self._token != parcels[-1].token:
+            for parcel in parcels:
+                self._load_one(client, parcel)
+
+    def _load_one(self, client: Client, parcel: Parcel) -> None:
         timeout_s = self._settings.update_timeout_s
         order = {"kind": parcel.kind, "version": parcel.version, "token": parcel.token}
         if parcel.route == "shared_memory" and self._shares_memory:
@@ -401,8 +184,9 @@ class ActorLink:
     def restart(self, why: str) -> None:
         """Give the actor up and get another."""
         with self._owner.lock:
-            if self._client is not None:
-                self._report(self._client, why)
+            client = self.lane.client
+        if client is not None:
+            self._report(client, why)
 
     def served_device_weights(self, version: int) -> None:
         """Take note of weights that came by vLLM's own transfer."""
@@ -412,7 +196,7 @@ class ActorLink:
     # ---- the watching thread ----
 
     def _report(self, client: Client, trouble: str) -> None:
-        if client is self._client:
+        if client is self.lane.client:
             self._trouble_text = self._trouble_text or trouble
             self._trouble.set()
 
@@ -463,7 +247,7 @@ class ActorLink:
         self.address = self.place.open()
         client = self._connected(self.address)
         try:
-            self._described(client.call("describe", timeout_s=_START_TIMEOUT_S))
+            self._described(client.call("describe", timeout_s=_DESCRIBE_TIMEOUT_S))
         except BaseException:
             client.close()
             raise
@@ -485,9 +269,9 @@ class ActorLink:
         try:
             while not self._opened(client):
                 with self._owner.lock:
-                    _, parcel = self._owner.newest()
-                if parcel is not None:
-                    self._load_newest(client, parcel)
+                    _, parcels = self._owner.newest()
+                if parcels:
+                    self._load_newest(client, parcels)
                     continue
                 self.state = "waiting"
                 if self._closing.wait(_WATCH_S) or client.lost or self.place.why_down():
@@ -495,17 +279,16 @@ class ActorLink:
         except BaseException:
             client.close()
             raise
-        for _ in range(_NUM_TAKES):
-            self._take_next(client)
+        self.lane.begin(client)
         self._owner.read()
 
-    def _load_newest(self, client: Client, parcel: Parcel) -> None:
+    def _load_newest(self, client: Client, parcels: Sequence[Parcel]) -> None:
         try:
-            self._load(client, parcel)
+            self._load(client, parcels)
         except WeightsError:
             with self._owner.lock:
                 token, _ = self._owner.newest()
-            if token == parcel.token:
+            if token == parcels[-1].token:
                 raise  # else newer ones have taken their place, and their files
 
     def _opened(self, client: Client) -> bool:
@@ -513,10 +296,7 @@ class ActorLink:
             token, _ = self._owner.newest()
             if token not in (None, self._token):
                 return False
-            self._known_images.clear()
-            self._num_starts = 0
-            self._heard_at = time.monotonic()
-            self._client = client
+            self.lane.open(client, self._limit)
             self.state = "ready"
             return True
 
@@ -525,7 +305,7 @@ class ActorLink:
         while not self._closing.is_set():
             if self._trouble.wait(_WATCH_S) and not self._closing.is_set():
                 return self.place.why_down() or self._trouble_text
-            client = self._client
+            client = self.lane.client
             why = self.place.why_down() or (client and client.lost) or self._stalled()
             if why is not None:
                 return why
@@ -534,24 +314,21 @@ class ActorLink:
     def _stalled(self) -> str | None:
         limit_s = self._settings.stall_timeout_s
         with self._owner.lock:
-            silent_s = time.monotonic() - self._heard_at
-            if self.owed and not self._num_busy and not self._inbox and silent_s > limit_s:
-                return (
-                    f"the actor owes {len(self.owed)} completions and gave none for {limit_s:g} s"
-                )
+            if not self._num_busy and self.lane.silent_s > limit_s:
+                owed = self.lane.load
+                return f"the actor owes {owed} completions and gave none for {limit_s:g} s"
         return None
 
     def _give_up(self, why: str) -> None:
         """End the session and give what is owed back to the pool."""
         self._owner.read()  # the answers that came in time
         with self._owner.lock:
-            client, self._client = self._client, None
+            client = self.lane.close()
             self.state = "down"
         if client is not None:
             client.close()
         with self._owner.lock:
-            owed, self.owed = list(self.owed.values()), {}
-            self._owner.lost(owed, why)
+            self._owner.lost(self.lane.drain(), why)
         self._owner.read()
 
     def _recover(self, why: str) -> None:

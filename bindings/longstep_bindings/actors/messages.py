@@ -37,9 +37,11 @@ __all__ = [
     "pack_requests",
     "pack_rows",
     "read_completions",
+    "read_not_taken",
     "read_requests",
     "read_rows",
     "read_stats",
+    "read_taken",
 ]
 
 SERVICE, VERSION = "longstep.actor", 1
@@ -257,6 +259,29 @@ def read_rows(rows: Any) -> list[ScoreRow]:
         ]
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"expected rows to score, got {error!r:.200}") from None
+
+
+def read_taken(answer: Any) -> tuple[list[Completion], EngineStats]:
+    """Completions and counts in an answer to `take`.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    if type(answer) is not list or len(answer) != 2:
+        raise ProtocolError(f"expected completions and counts, got {answer!r:.80}")
+    return read_completions(answer[0]), read_stats(answer[1])
+
+
+def read_not_taken(answer: Any) -> tuple[set[str], set[str]]:
+    """Ids for want of an image, and for want of room, in an answer to `start`.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    try:
+        return set(_strings(answer["missing"])), set(_strings(answer["full"]))
+    except (TypeError, KeyError):
+        raise ProtocolError(f"expected ids that were not taken, got {answer!r:.80}") from None
 
 
 def read_stats(counts: Any) -> EngineStats:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from longstep.errors import ConfigError, WeightsError, did_you_mean
 from longstep.types import Completion, GenerationRequest
-from longstep_bindings.actors.pool import ActorPool, PoolStats
+from longstep_bindings.actors.pool import ActorPool
 from longstep_bindings.actors.spec import ActorSpec
+from longstep_bindings.actors.stats import PoolStats
 from longstep_bindings.actors.weights import ROUTES, Route
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.engines.served import ScoreRow

@@ -11,10 +11,8 @@ import dataclasses
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,60 +20,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError, LongstepError, PolicyError, SessionLostError
+from longstep.errors import ConfigError, LongstepError, PolicyError
 from longstep.types import Completion, GenerationRequest
-from longstep_bindings.actors.folders import SHARED_MEMORY
-from longstep_bindings.actors.link import ActorLink, State
-from longstep_bindings.actors.messages import pack_rows
+from longstep_bindings.actors.delivery import Delivery
+from longstep_bindings.actors.lane import ActorLane
+from longstep_bindings.actors.link import ActorLink
 from longstep_bindings.actors.process import ActorPlace, StartSettings
 from longstep_bindings.actors.spec import ActorSpec, PoolSettings
+from longstep_bindings.actors.stats import PoolStats, Rates
 from longstep_bindings.actors.tickets import Assigner, Book, Ticket, failed
-from longstep_bindings.actors.weights import Kind, Parcel, Route, pack_parcel
+from longstep_bindings.actors.weights import Kind, Parcel, Route
 from longstep_bindings.curve import ClientKeys
-from longstep_bindings.engines.served import EngineDescription, EngineStats, ScoreRow
+from longstep_bindings.engines.served import EngineDescription, ScoreRow
 from longstep_bindings.envs.places import Place, ServerPlace
 from longstep_bindings.transport import check_address, private_ipc_address
 
-__all__ = ["ActorPool", "ActorStats", "PoolStats"]
+__all__ = ["ActorPool"]
 
 _LOOK_S = 0.1
-_SCORE_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorStats:
-    """One actor now."""
-
-    address: str
-    state: State
-    policy_version: int
-    num_owed: int
-    """Requests that it has and has not answered."""
-    num_restarts: int
-    num_transfers: int
-    """Times that it was given weights, those of a restart included."""
-    engine: EngineStats
-    """Queue depth and counts, since this actor process started."""
-    tokens_per_s: float
-    """Tokens sampled a second since the last `stats`."""
-    cache_hit_share: float
-    """Share of prompt tokens that were found computed, since the last `stats`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStats:
-    """A pool now."""
-
-    policy_version: int
-    num_queued: int
-    """Requests that wait in the pool for room at an actor."""
-    num_in_flight: int
-    num_resubmitted: int
-    """Times that a request was handed over again because its actor had died."""
-    num_restarts: int
-    num_updates: int
-    """Weight updates, each one transfer to each actor."""
-    actors: tuple[ActorStats, ...]
 
 
 class ActorPool:
@@ -161,35 +123,37 @@ class ActorPool:
         folder: Path | None,
     ) -> None:
         self.settings = settings
-        self.shared_memory = SHARED_MEMORY
-        """Where weights are put for actors of this machine."""
         self.lock = threading.RLock()
         self.failure: LongstepError | None = None
         """Why no request is answered any more; None while some actor may come back."""
         self._folder = folder
         self._book = Book(settings.max_queued)
         self._assigner = Assigner(settings.affinity_slack)
-        self._newest: Parcel | None = None
-        self._newest_token: str | None = None
-        self._version = 0
-        self._num_updates = 0
-        self._updating = threading.Lock()
         self._reading = threading.Lock()
         self._news = threading.Event()
         self._closing = threading.Event()
-        self._last_counts: dict[int, tuple[float, EngineStats]] = {}
+        self._rates = Rates()
         self._links: list[ActorLink] = []
+        self._lanes: list[ActorLane] = []
+        self._delivery = Delivery(
+            self._links,
+            self.lock,
+            require_open=self._require_open,
+            start_timeout_s=settings.start_timeout_s,
+        )
         self._watcher = threading.Thread(target=self._watch, name="longstep-pool", daemon=True)
         atexit.register(self.close)
         try:
             for index, place in enumerate(places):
-                self._links.append(ActorLink(index, place, settings, self, keys))
+                link = ActorLink(index, place, settings, self, keys)
+                self._links.append(link)
+                self._lanes.append(link.lane)
             for link in self._links:
                 link.wait_ready()
         except BaseException:
             self.close()
             raise
-        self._version = max(link.policy_version for link in self._links)
+        self._delivery.version = max(link.policy_version for link in self._links)
         self._watcher.start()
 
     # ---- requests ----
@@ -200,6 +164,15 @@ class ActorPool:
         return len(self._links)
 
     @property
+    def shared_memory(self) -> Path:
+        """Where weights are put for actors of this machine; can be set."""
+        return self._delivery.shared_memory
+
+    @shared_memory.setter
+    def shared_memory(self, folder: Path) -> None:
+        self._delivery.shared_memory = folder
+
+    @property
     def all_ready(self) -> bool:
         """True when every actor takes requests."""
         return all(link.state == "ready" for link in self._links)
@@ -207,7 +180,7 @@ class ActorPool:
     @property
     def policy_version(self) -> int:
         """Version of the weights that were given to all actors last."""
-        return self._version
+        return self._delivery.version
 
     @property
     def descriptions(self) -> tuple[EngineDescription, ...]:
@@ -252,9 +225,9 @@ class ActorPool:
             return
         names = {ticket.name for ticket in gone}
         with self.lock:
-            owed = [[name for name in link.owed if name in names] for link in self._links]
-        for link, theirs in zip(self._links, owed, strict=True):
-            link.withdraw(theirs)
+            owed = [[name for name in lane.owed if name in names] for lane in self._lanes]
+        for lane, theirs in zip(self._lanes, owed, strict=True):
+            lane.withdraw(theirs)
 
     def _require_open(self) -> None:
         if self._closing.is_set():
@@ -264,37 +237,37 @@ class ActorPool:
 
     def _dispatch(self) -> None:
         """Hand waiting requests to whoever has room."""
-        shares: dict[ActorLink, list[Ticket]] = {}
+        shares: dict[ActorLane, list[Ticket]] = {}
         with self.lock:
 
-            def choose(ticket: Ticket) -> ActorLink | None:
-                link = self._assigner.choose(ticket.request.trajectory_id, self._links)
-                if link is not None:
+            def choose(ticket: Ticket) -> ActorLane | None:
+                lane = self._assigner.choose(ticket.request.trajectory_id, self._lanes)
+                if lane is not None:
                     ticket.name = self._assigner.next_name()
-                    link.own([ticket])
-                return link
+                    lane.own(ticket)
+                return lane
 
-            for link, ticket in self._book.hand_over(choose):
-                shares.setdefault(link, []).append(ticket)
-            clients = {link: link.client for link in shares}
-        for link, tickets in shares.items():
-            client = clients[link]
+            for lane, ticket in self._book.hand_over(choose):
+                shares.setdefault(lane, []).append(ticket)
+            clients = {lane: lane.client for lane in shares}
+        for lane, tickets in shares.items():
+            client = clients[lane]
             assert client is not None
-            for ticket, why in link.send(client, tickets):
+            for ticket, why in lane.send(client, tickets):
                 with self.lock:
-                    link.owed.pop(ticket.name, None)
+                    lane.owed.pop(ticket.name, None)
                     self._fail(ticket, why)
 
     def read(self) -> None:
         """Read what has arrived, and hand waiting requests to whoever has room."""
         with self._reading:
-            for link in self._links:
-                if link.has_arrivals:
-                    self._take(link)
+            for lane in self._lanes:
+                if lane.has_arrivals:
+                    self._take(lane)
         self._dispatch()
 
-    def _take(self, link: ActorLink) -> None:
-        done, again, refused = link.read()
+    def _take(self, lane: ActorLane) -> None:
+        done, again, refused = lane.read()
         with self.lock:
             for ticket, completion in done:
                 whole = dataclasses.replace(
@@ -308,7 +281,7 @@ class ActorPool:
                 self._fail(ticket, why)
 
     def _fail(self, ticket: Ticket, why: str) -> None:
-        self._book.answer(ticket, failed(ticket, why, self._version))
+        self._book.answer(ticket, failed(ticket, why, self.policy_version))
         self._news.set()
 
     # ---- called by links ----
@@ -317,9 +290,9 @@ class ActorPool:
         """Have somebody look at what has arrived."""
         self._news.set()
 
-    def newest(self) -> tuple[str | None, Parcel | None]:
+    def newest(self) -> tuple[str | None, tuple[Parcel, ...]]:
         """The weights that every actor must have."""
-        return self._newest_token, self._newest
+        return self._delivery.newest()
 
     def lost(self, tickets: Sequence[Ticket], why: str) -> None:
         """Have requests answered elsewhere; those that were lost too often have failed."""
@@ -359,38 +332,6 @@ class ActorPool:
 
     # ---- all actors at once ----
 
-    def _each(
-        self, links: Sequence[ActorLink], work: Callable[[ActorLink], Any]
-    ) -> list[Any | LongstepError]:
-        """What `work` gives for each link, or the error that it raised; side by side."""
-
-        def attempt(link: ActorLink) -> Any:
-            try:
-                return work(link)
-            except LongstepError as error:
-                return error
-
-        if len(links) == 1:
-            return [attempt(links[0])]
-        with ThreadPoolExecutor(max(1, len(links))) as threads:
-            return list(threads.map(attempt, links))
-
-    def _ready_links(self, timeout_s: float, *, or_waiting: bool = False) -> list[ActorLink]:
-        """Links that take requests; waits for the first, or with `or_waiting` for one that waits for new weights.
-
-        Raises:
-            PolicyError: There is none within the time.
-        """
-        end_at = time.monotonic() + timeout_s
-        while True:
-            self._require_open()
-            ready = [link for link in self._links if link.state == "ready"]
-            if ready or (or_waiting and any(link.state == "waiting" for link in self._links)):
-                return ready
-            if time.monotonic() > end_at:
-                raise PolicyError(f"expected an actor within {timeout_s:g} s, all of them are down")
-            self._closing.wait(_LOOK_S / 2)
-
     def call_all(self, method: str, values: Sequence[Any], *, timeout_s: float) -> list[Any]:
         """Call a method of every actor's, side by side.
 
@@ -402,15 +343,7 @@ class ActorPool:
         Raises:
             LongstepError: What the first of the actors that failed raised.
         """
-
-        def call(link: ActorLink) -> Any:
-            return link.call(method, values[link.index], timeout_s=timeout_s)
-
-        answers = self._each(self._links, call)
-        for answer in answers:
-            if isinstance(answer, LongstepError):
-                raise answer
-        return answers
+        return self._delivery.call_all(method, values, timeout_s=timeout_s)
 
     def score(self, rows: Sequence[ScoreRow]) -> dict[int, list[NDArray[np.float32]]]:
         """Log-probabilities of given completions from every actor that is there, by the actor's number.
@@ -418,21 +351,7 @@ class ActorPool:
         Raises:
             LongstepError: What an actor raised; one that died meanwhile is left out.
         """
-        packed = pack_rows(rows)
-        links = self._ready_links(self.settings.start_timeout_s)
-        answers = self._each(
-            links, lambda link: link.call("score", packed, timeout_s=_SCORE_TIMEOUT_S)
-        )
-        scores: dict[int, list[NDArray[np.float32]]] = {}
-        for link, answer in zip(links, answers, strict=True):
-            if isinstance(answer, SessionLostError):
-                continue
-            if isinstance(answer, LongstepError):
-                raise answer
-            scores[link.index] = [np.asarray(row, np.float32) for row in answer]
-        return scores
-
-    # ---- weights ----
+        return self._delivery.score(rows)
 
     def update(
         self,
@@ -445,9 +364,8 @@ class ActorPool:
     ) -> Route:
         """Have every actor serve new weights; gives the route that they took.
 
-        Actors that are down get them when they are back, before anything else. Requests go on meanwhile.
-
-        After an update by vLLM's own transfer, an actor that is restarted waits for the next update by this way.
+        Actors that are down get them when they are back, before anything else. Requests go on meanwhile. After an
+        update by vLLM's own transfer, an actor that is restarted waits for the next update by this way.
 
         Args:
             source: A model, or the path of a folder or file.
@@ -460,55 +378,11 @@ class ActorPool:
             WeightsError: They do not fit, or there is no room for them; all actors go on with the weights they had.
             PolicyError: No actor is there.
         """
-        with self._updating:
-            links = self._ready_links(self.settings.start_timeout_s, or_waiting=True)
-            parcel = pack_parcel(
-                source,
-                kind=kind,
-                version=version,
-                route=route,
-                shared_memory=self.shared_memory,
-                dtype=dtype,
-            )
-            try:
-                self._deliver(links, parcel)
-            except BaseException:
-                parcel.remove()
-                raise
-            return parcel.route
-
-    def _deliver(self, links: Sequence[ActorLink], parcel: Parcel) -> None:
-        answers = self._each(links, lambda link: link.load_parcel(parcel))
-        refusals = [error for error in answers if isinstance(error, LongstepError)]
-        took = len(answers) - len(refusals)
-        died = [error for error in refusals if isinstance(error, SessionLostError)]
-        if not took and len(refusals) > len(died):
-            raise next(error for error in refusals if error not in died)
-        with self.lock:
-            previous, self._newest = self._newest, parcel
-            self._newest_token, self._version = parcel.token, parcel.version
-            self._num_updates += 1
-        for link, error in zip(links, answers, strict=True):
-            if isinstance(error, LongstepError) and error not in died:
-                link.restart(f"it did not take the weights that others took: {error}")
-        # Whoever became ready while this went on, before it knew of these weights.
-        late = [link for link in self._links if link.state == "ready" and not link.has(parcel)]
-        self._each(late, lambda link: link.load_parcel(parcel))
-        if previous is not None:
-            previous.remove()
-        if not took:
-            self._ready_links(self.settings.start_timeout_s)
+        return self._delivery.update(source, kind=kind, version=version, route=route, dtype=dtype)
 
     def updated_on_device(self, version: int) -> None:
         """Take note that every actor has got weights by vLLM's own transfer."""
-        with self.lock:
-            previous, self._newest = self._newest, None
-            self._newest_token, self._version = f"device-{version}", version
-            self._num_updates += 1
-            for link in self._links:
-                link.served_device_weights(version)
-        if previous is not None:
-            previous.remove()
+        self._delivery.took_from_device(version)
 
     def restart_all(self, why: str) -> None:
         """Replace every actor, as when nobody knows what weights they have."""
@@ -520,38 +394,17 @@ class ActorPool:
     def stats(self) -> PoolStats:
         """Load, counts and rates. Asks the actors; of one that does not answer at once it tells what is known."""
         ready = [link for link in self._links if link.state == "ready"]
-        self._each(ready, lambda link: link.ask_counts())
+        self._delivery.each(ready, lambda link: link.lane.ask_counts())
         with self.lock:
             return PoolStats(
-                policy_version=self._version,
+                policy_version=self.policy_version,
                 num_queued=len(self._book.queue),
-                num_in_flight=sum(link.load for link in self._links),
+                num_in_flight=sum(link.lane.load for link in self._links),
                 num_resubmitted=self._book.num_resubmitted,
                 num_restarts=sum(link.num_restarts for link in self._links),
-                num_updates=self._num_updates,
-                actors=tuple(map(self._stats_of, self._links)),
+                num_updates=self._delivery.num_updates,
+                actors=tuple(map(self._rates.stats_of, self._links)),
             )
-
-    def _stats_of(self, link: ActorLink) -> ActorStats:
-        now, counts = time.monotonic(), link.counts
-        then, before = self._last_counts.get(link.index, (now, counts))
-        if counts.num_completions < before.num_completions:  # another process
-            before = EngineStats()
-        self._last_counts[link.index] = (now, counts)
-        num_read = counts.prompt_tokens - before.prompt_tokens
-        num_cached = counts.cached_prompt_tokens - before.cached_prompt_tokens
-        generated = counts.generated_tokens - before.generated_tokens
-        return ActorStats(
-            address=link.address,
-            state=link.state,
-            policy_version=link.policy_version,
-            num_owed=link.load,
-            num_restarts=link.num_restarts,
-            num_transfers=link.num_transfers,
-            engine=counts,
-            tokens_per_s=generated / (now - then) if now > then else 0.0,
-            cache_hit_share=num_cached / num_read if num_read > 0 else 0.0,
-        )
 
     @property
     def actor_pids(self) -> list[int | None]:
@@ -569,10 +422,7 @@ class ActorPool:
             link.close()
         with suppress(RuntimeError):  # it was never started
             self._watcher.join()
-        with self.lock:
-            if self._newest is not None:
-                self._newest.remove()
-                self._newest = None
+        self._delivery.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -159,6 +159,23 @@ def test_a_restarted_actor_gets_the_newest_weights_before_anything_else(route, t
         assert policy.stats().actors[0].num_transfers == 4
 
 
+def test_a_restarted_actor_gets_an_adapter_on_top_of_the_weights_before_it(tmp_path):
+    (tmp_path / "a").mkdir()
+    with ActorPolicy(plain_pool(1)) as policy:
+        policy.update_weights(weights(tmp_path), 1)
+        for version in (2, 3):
+            policy.update_adapter(adapter(tmp_path / "a"), version)
+        kill(policy.pool.actor_pids[0])
+        policy.submit([request("a", "say x")])
+        assert gather(policy, 1)["a"].policy_version == 3
+        assert policy.stats().actors[0].num_transfers == 3 + 2
+        policy.update_weights(weights(tmp_path), 4)
+        kill(policy.pool.actor_pids[0])
+        policy.submit([request("a", "say x")])
+        assert gather(policy, 1)["a"].policy_version == 4
+        assert policy.stats().actors[0].num_transfers == 3 + 2 + 1 + 1
+
+
 def test_an_actor_that_dies_while_it_gets_weights_serves_them_when_it_is_back(tmp_path):
     with ActorPolicy(plain_pool(2, options={"load_s": 1.5})) as policy:
         victim = policy.pool.actor_pids[0]
