@@ -145,7 +145,7 @@ class VLLMEngine:
 
     async def _begin(self) -> None:
         self._updates = asyncio.Lock()
-        self._changed = asyncio.Condition()
+        self._idle, self._released = asyncio.Event(), asyncio.Event()
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -245,6 +245,8 @@ class VLLMEngine:
         else:
             self._num_running += 1
             entry.task = asyncio.create_task(self._serve(entry))
+            # Not in the task itself: one that is cancelled before its first turn never runs.
+            entry.task.add_done_callback(lambda _: self._leave())
 
     async def _serve(self, entry: _Open) -> None:
         plan = entry.plan
@@ -261,14 +263,11 @@ class VLLMEngine:
             self._fail_if_dead()
             said = f"vLLM could not answer: {type(error).__name__}: {error}"
             self._answer_without(entry, FinishReason.ERROR, said)
-        finally:
-            await self._leave()
 
-    async def _leave(self) -> None:
+    def _leave(self) -> None:
         self._num_running -= 1
         if not self._num_running:
-            async with self._changed:
-                self._changed.notify_all()
+            self._idle.set()
 
     def _fail_if_dead(self) -> None:
         if self._model.is_dead:
@@ -357,14 +356,15 @@ class VLLMEngine:
         self._num_holds += 1
         try:
             async with self._updates:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: not self._num_running)
+                while self._num_running:
+                    self._idle.clear()
+                    await self._idle.wait()
                 self._require_alive()
                 yield
         finally:
             self._num_holds -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            if not self._num_holds:
+                self._released.set()
             while self._waiting and not self._num_holds:
                 entry = self._waiting.popleft()
                 if self._open.get(entry.plan.request.request_id) is entry:
@@ -441,23 +441,25 @@ class VLLMEngine:
         return self._loop.call(self._score(rows))
 
     async def _score(self, rows: Sequence[ScoreRow]) -> list[NDArray[np.float32]]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._num_holds)
+        while self._num_holds:
+            self._released.clear()
+            await self._released.wait()
         self._require_alive()
-        return await asyncio.gather(*map(self._score_row, rows))
+        self._num_running += 1
+        try:
+            return await asyncio.gather(*map(self._score_row, rows))
+        finally:
+            self._leave()
 
     async def _score_row(self, row: ScoreRow) -> NDArray[np.float32]:
         ids = [*row.prompt_token_ids.tolist(), *row.token_ids.tolist()]
         num_before = len(row.token_ids) - 1
-        self._num_running += 1
         try:
             settings = score_settings(ids[-1], has_more=num_before > 0)
             output = await self._model.generate(ids[:-1], settings)
         except Exception as error:
             self._fail_if_dead()
             raise PolicyError(f"vLLM could not score a row: {error}") from error
-        finally:
-            await self._leave()
         before = output.prompt_logprobs.logprobs[-num_before:] if num_before else []
         return np.array([*before, *output.outputs[0].logprobs.logprobs], dtype=np.float32)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["VLLMModel"]
 
 _FORGET_TRIES, _FORGET_S = 250, 0.02
+_GRACE_S = 0.3
 
 
 class VLLMModel:
@@ -162,5 +164,12 @@ class VLLMModel:
 
     def close(self) -> None:
         """End vLLM's process and remove its folder."""
-        self._llm.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        # Taking its modules apart takes the process seconds; it has nothing to save, so it is killed soon.
+        log = logging.getLogger("vllm")
+        level = log.level
+        log.setLevel(logging.CRITICAL)
+        try:
+            self._llm.shutdown(timeout=_GRACE_S)
+        finally:
+            log.setLevel(level)
+            shutil.rmtree(self._folder, ignore_errors=True)

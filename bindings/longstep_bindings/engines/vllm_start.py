@@ -173,6 +173,8 @@ def _variables(
         PARENT_VARIABLE: str(os.getpid()),
         # The other runner takes logits processors of another form.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
+        # Said at the end of this process about locks of the engine process, which is killed.
+        "PYTHONWARNINGS": _join(os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"),
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     if _is_cpu():
@@ -190,6 +192,10 @@ def _variables(
         with _environment(variables):
             variables["VLLM_LOGGING_CONFIG_PATH"] = _write_logging(folder, log)
     return variables
+
+
+def _join(*parts: str | None) -> str:
+    return ",".join(filter(None, parts))
 
 
 def _write_logging(folder: Path, log: Path) -> str:
