@@ -11,7 +11,6 @@ into the same buffer. Receiving copies nothing: the array is a read-only view of
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,8 @@ INLINE_BYTES = 4096
 """Arrays up to this size travel inline: a frame of its own costs more than copying that much."""
 _MAX_DIMENSIONS = 16
 _MAX_HEADER_BYTES = 256
-_DTYPE = re.compile(r"[|<](b1|[iu][1248]|f[248]|c8|c16)")
+_NAMES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")  # fmt: skip
+_DTYPES = {name: np.dtype(name) for name in _NAMES}
 """Booleans, integers, floats and complex numbers; one byte wide is `|`, wider is little-endian."""
 
 
@@ -40,7 +40,7 @@ def pack_array(array: np.ndarray[Any, Any] | np.generic, frames: list[bytes]) ->
         UnsupportedTypeError: The dtype is not a number or a boolean.
     """
     dtype = array.dtype if array.dtype.byteorder == "|" else array.dtype.newbyteorder("<")
-    if _DTYPE.fullmatch(dtype.str) is None:
+    if dtype.str not in _DTYPES:
         raise UnsupportedTypeError(
             f"expected an array of booleans or numbers, got dtype {array.dtype}; "
             "send a list, or convert it"
@@ -120,19 +120,20 @@ def _unpack_header(payload: bytes, length: int) -> list[Any]:
 
 
 def _check_dtype(text: Any) -> np.dtype[Any]:
-    if type(text) is not str or _DTYPE.fullmatch(text) is None:
-        raise ProtocolError(f"expected a dtype such as `<f4`, got {text!r:.80}")
-    dtype = np.dtype(text)
-    if (dtype.itemsize == 1) != (text[0] == "|"):
-        raise ProtocolError(f"expected `|` for one byte and `<` for more, got {text!r}")
+    dtype = _DTYPES.get(text) if type(text) is str else None
+    if dtype is None:
+        raise ProtocolError(
+            f"expected a dtype such as `<f4`, or `|u1` for one byte, got {text!r:.80}"
+        )
     return dtype
 
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS:
         raise ProtocolError(f"expected at most {_MAX_DIMENSIONS} dimensions, got {shape!r:.80}")
-    if any(type(size) is not int or not 0 <= size < 1 << 40 for size in shape):
-        raise ProtocolError(f"expected sizes from 0 to 2**40, got {shape!r:.80}")
+    for size in shape:
+        if type(size) is not int or not 0 <= size < 1 << 40:
+            raise ProtocolError(f"expected sizes from 0 to 2**40, got {shape!r:.80}")
     return tuple(shape)
 
 

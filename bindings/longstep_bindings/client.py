@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from longstep.errors import ConfigError, DeadlineError, SessionLostError
-from longstep_bindings.client_loop import ClientLoop, Welcome
+from longstep_bindings.client_loop import Attendance, ClientLoop, Welcome
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.pending import Pending
@@ -76,7 +76,12 @@ class Client:
             self._loop.close()
             raise
         atexit.register(self.close)
-        self._credits = threading.BoundedSemaphore(self.server.num_credits)
+        self._credits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(self.server.num_credits):
+            self._release()
+
+    def _release(self) -> None:
+        self._credits.put(None)
 
     @property
     def num_credits(self) -> int:
@@ -102,7 +107,8 @@ class Client:
             method: One of the service's methods.
             value: What the method gets; see `wire` for what can travel.
             timeout_s: Seconds for everything, waiting for a credit included. The server keeps the same deadline.
-            on_done: Called once the answer is there, in the client's own thread: put it in a queue, do no work.
+            on_done: Called once the answer is there, in the client's own thread or one that attends: put it in a queue, do
+                no work. An interrupted attendant calls it again.
 
         Raises:
             UnsupportedTypeError: `value` cannot travel.
@@ -113,21 +119,36 @@ class Client:
         if timeout_s <= 0:
             raise ConfigError(f"expected `timeout_s` above 0, got {timeout_s}")
         frames = encode(value, self.server.limits)
-        if not self._credits.acquire(timeout=timeout_s):
+        try:
+            self._credits.get(timeout=timeout_s)
+        except queue.Empty:
             raise DeadlineError(
                 f"expected a free credit of {self.num_credits} within {timeout_s:g} s for "
                 f"`{method}` at {self.address}; take answers sooner, or grant more credits"
-            )
+            ) from None
         if self._loop.lost is not None:
-            self._credits.release()
+            self._release()
             raise SessionLostError(self._loop.lost)
-        pending = Pending(method, deadline, frames, self._loop, self._credits.release, on_done)
+        pending = Pending(method, deadline, frames, self._loop, self._release, on_done)
         self._loop.request(pending)
         return pending
 
     def call(self, method: str, value: Any = None, *, timeout_s: float) -> Any:
         """The value that a method gives, waiting for it; raises what the method raised. See `submit`."""
         return self.submit(method, value, timeout_s=timeout_s).result()
+
+    def be_attended(self, attendance: Attendance) -> int:
+        """Let a thread that waits for answers take them itself, while it says that it does.
+
+        Returns:
+            A descriptor that becomes readable when answers may be there.
+        """
+        self._loop.attendance = attendance
+        return self._loop.descriptor
+
+    def take_answers(self) -> None:
+        """Take the answers that are there, in this thread; to be called once the descriptor is readable."""
+        self._loop.take_answers()
 
     def close(self) -> None:
         """Say goodbye and free the socket; what is in flight ends with `SessionLostError`. Safe to call again."""

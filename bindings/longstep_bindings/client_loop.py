@@ -1,8 +1,13 @@
-"""The client's IO thread: it owns the socket, numbers the requests and repairs what was lost.
+"""The client's side of the socket: it numbers the requests, takes the answers and repairs what was lost.
+
+Whoever calls sends, under a lock that guards socket and books. Answers are taken by the client's own thread, unless
+somebody *attends*: waits on `descriptor` and calls `take_answers` when something may be there. Then that thread only keeps
+the time, and looks at the socket ten times a second in case its attendant is busy elsewhere. A message so costs its
+receiver one switch of threads and not two. Callers hear of their answers once the lock is released.
 
 Repair needs no timer per request. Each heartbeat says which requests are unanswered; the server sends kept answers
 again, and its reply says which requests it has. What was sent before the heartbeat and is not there was lost, and is
-sent again under its number.
+sent again under its number. That is also how a thread recovers which was interrupted in the middle of a message.
 
 The socket has no fixed identity: each connection gets a fresh one from the server's socket, so a reconnect is never
 mistaken for the dead connection before it. Who we are is the session token, 16 random bytes made per client.
@@ -14,8 +19,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +36,17 @@ from longstep_bindings.failures import Failure, raisable
 from longstep_bindings.heads import Head, Kind, pack_head, unpack_head
 from longstep_bindings.limits import Limits
 from longstep_bindings.pending import Pending
-from longstep_bindings.transport import has_message, prepare, receive, send, wait
+from longstep_bindings.transport import (
+    Poller,
+    descriptor,
+    has_message,
+    prepare,
+    receive,
+    send,
+)
 from longstep_bindings.waker import Waker
 
-__all__ = ["ClientLoop", "Welcome"]
+__all__ = ["Attendance", "ClientLoop", "Welcome"]
 
 _TICK_S = 0.1
 _HELLO_AGAIN_S = 0.5
@@ -77,6 +87,16 @@ class Welcome:
         return cls(methods=methods, **counts, **seconds, limits=Limits(**limits))
 
 
+class Attendance:
+    """Whether a thread waits for the answers of some clients, and will take them."""
+
+    __slots__ = ("is_on",)
+
+    def __init__(self) -> None:
+        """Off."""
+        self.is_on = False
+
+
 class ClientLoop:
     """Between the calling threads and the socket."""
 
@@ -99,9 +119,14 @@ class ClientLoop:
         self._refusal: LongstepError | None = None
         self._ready = threading.Event()
         self._closing = threading.Event()
-        self._commands: deque[tuple[Callable[[Pending], None], Pending]] = deque()
+        self.attendance = Attendance()
+        """Says when somebody waits on `descriptor`."""
+        self._lock = threading.RLock()
         self._open: dict[int, Pending] = {}
         self._outbox: deque[list[bytes]] = deque()
+        self._finished: deque[tuple[Pending, list[bytes | memoryview] | LongstepError]] = deque()
+        """Answers that their callers have yet to hear of."""
+        self._telling = threading.Lock()
         self._seq = self._ping_number = 0
         self._heard_at = self._hello_at = self._ping_at = 0.0
         self._waker = Waker()
@@ -113,6 +138,8 @@ class ClientLoop:
         )  # nothing is queued for a server that is not there
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self.descriptor = descriptor(self._socket)
+        """Readable when an answer may be there."""
         self._thread = threading.Thread(target=self._run, name="longstep-rpc-client", daemon=True)
         try:
             if keys:
@@ -141,17 +168,37 @@ class ClientLoop:
 
     def request(self, pending: Pending) -> None:
         """Send a request."""
-        self._command(self._send_request, pending)
+        with self._lock:
+            if self.lost is None:
+                self._send_request(pending)
+                self._leave_socket()
+                return
+        pending.finish(SessionLostError(self.lost))
 
     def withdraw(self, pending: Pending) -> None:
         """Cancel a request."""
-        self._command(self._cancel, pending)
+        with self._lock:
+            if pending.seq in self._open:
+                self._post([pack_head(Kind.CANCEL, self._token, pending.seq)])
+                self._finish(pending, LongstepError(f"`{pending.method}` was withdrawn"))
+            self._leave_socket()
 
-    def _command(self, do: Callable[[Pending], None], pending: Pending) -> None:
-        self._commands.append((do, pending))
-        self._waker.wake()
-        if self.lost is not None and not self._thread.is_alive():
-            self._take_commands()  # the thread has ended and will not look again
+    def _leave_socket(self) -> None:
+        """Have the thread do what is left to do, and look for what this use of the socket may have kept from others."""
+        if (
+            self._finished
+            or self._outbox
+            or (not self._socket.closed and has_message(self._socket))
+        ):
+            self._waker.wake()
+
+    def take_answers(self) -> None:
+        """Take what has arrived; for who attends, once the descriptor was readable. Callers are told before this returns."""
+        with self._lock:
+            if not self._socket.closed:
+                self._flush()
+                self._take_messages()
+        self._tell()
 
     def close(self) -> None:
         """End the thread and free the socket."""
@@ -168,14 +215,16 @@ class ClientLoop:
         try:
             self._loop()
         except Exception as error:
-            self._lose(f"the client's thread failed: {error!r}")
+            with self._lock:
+                self._lose(f"the client's thread failed: {error!r}")
             raise
         finally:
-            self._lose("this client was closed")
-            self._take_commands()
-            self._outbox.clear()
-            self._post([pack_head(Kind.BYE, self._token, "closed")])
-            self._free()
+            with self._lock:
+                self._lose("this client was closed")
+                self._outbox.clear()
+                self._post([pack_head(Kind.BYE, self._token, "closed")])
+                self._free()
+            self._tell()
 
     def _free(self) -> None:
         self._socket.close(linger=_GOODBYE_MS if self._welcome else 0)
@@ -183,22 +232,23 @@ class ClientLoop:
         self._waker.close()
 
     def _loop(self) -> None:
+        alone, beside = Poller(self._waker, self.descriptor), Poller(self._waker)
         while not self._closing.is_set():
-            # a socket without a connection is never ready to send, so a full outbox does not spin
-            to_send = bool(self._outbox)
-            is_ready, was_woken = wait(self._socket, self._waker, _TICK_S, to_send=to_send)
-            if was_woken:
-                self._waker.clear()
-            self._take_commands()
-            if is_ready:
+            with self._lock:
                 self._flush()
                 self._take_messages()
-            self._keep_time(time.monotonic())
+                self._keep_time(time.monotonic())
+            self._tell()
+            (beside if self.attendance.is_on else alone).wait(_TICK_S)
 
-    def _take_commands(self) -> None:
-        while self._commands:
-            do, pending = self._commands.popleft()
-            do(pending)
+    def _tell(self) -> None:
+        """Tell callers of their answers, without the lock, for what they do then is theirs."""
+        while self._finished:
+            with self._telling:  # an interrupted one stays, and is told again
+                if self._finished:
+                    pending, answer = self._finished[0]
+                    pending.finish(answer)
+                    self._finished.popleft()
 
     def _keep_time(self, now: float) -> None:
         if self.lost is not None:
@@ -228,9 +278,6 @@ class ClientLoop:
     # ---- sending ----
 
     def _send_request(self, pending: Pending) -> None:
-        if self.lost is not None:
-            pending.finish(SessionLostError(self.lost))
-            return
         if not pending.seq:
             self._seq += 1
             pending.seq = self._seq
@@ -240,25 +287,22 @@ class ClientLoop:
         fields = (pending.seq, self._seq, list(self._open), remaining_ms, pending.method)
         self._post([pack_head(Kind.REQUEST, self._token, *fields), *pending.frames])
 
-    def _cancel(self, pending: Pending) -> None:
-        if pending.seq in self._open:
-            self._post([pack_head(Kind.CANCEL, self._token, pending.seq)])
-            self._finish(pending, LongstepError(f"`{pending.method}` was withdrawn"))
-
     def _post(self, frames: list[bytes]) -> None:
         self._outbox.append(frames)
         self._flush()
 
     def _flush(self) -> None:
-        with suppress(zmq.Again):
-            while self._outbox:
+        while self._outbox:
+            try:
                 send(self._socket, self._outbox[0])
-                self._outbox.popleft()
+            except zmq.Again:
+                return
+            self._outbox.popleft()
 
     # ---- receiving ----
 
     def _take_messages(self) -> None:
-        for _ in range(100):  # then look at commands and the time again
+        for _ in range(100):  # then look at the time again
             if not has_message(self._socket):
                 return
             try:
@@ -270,6 +314,7 @@ class ClientLoop:
                 if head.token == self._token:
                     self._heard_at = time.monotonic()
                     self._take_message(head, frames[1:])
+        self._waker.wake()  # there may be more
 
     def _take_message(self, head: Head, frames: list[bytes | memoryview]) -> None:
         if head.kind is Kind.REPLY or head.kind is Kind.ERROR:
@@ -307,5 +352,5 @@ class ClientLoop:
             self._ready.set()
 
     def _finish(self, pending: Pending, answer: list[bytes | memoryview] | LongstepError) -> None:
-        del self._open[pending.seq]
-        pending.finish(answer)
+        self._finished.append((pending, answer))  # first: what is still open is asked for again
+        self._open.pop(pending.seq, None)

@@ -47,15 +47,14 @@ class Pending:
         self.ping_number = 0
         """The client's last heartbeat before this request was sent."""
         self._loop = loop
-        self._release = release
+        self._release: Callable[[], None] | None = release
         self._on_done = on_done
-        self._done = threading.Event()
-        self._answer: Frames | LongstepError | None = None
-
-    @property
-    def is_done(self) -> bool:
+        self.is_done = False
         """True once `result` gives or raises without waiting."""
-        return self._done.is_set()
+        self._latch = threading.Lock()
+        """Held until then. An Event would cost more than all the rest of this."""
+        self._latch.acquire()
+        self._answer: Frames | LongstepError | None = None
 
     def result(self) -> Any:
         """The method's value; waits for it.
@@ -66,7 +65,9 @@ class Pending:
             ProtocolError: The answer cannot be read.
             LongstepError: What the method raised, or that the request was withdrawn.
         """
-        self._done.wait()
+        if not self.is_done:
+            with self._latch:
+                pass
         if isinstance(self._answer, LongstepError):
             raise self._answer
         assert self._answer is not None
@@ -77,10 +78,14 @@ class Pending:
         self._loop.withdraw(self)
 
     def finish(self, answer: Frames | LongstepError) -> None:
-        """Take the answer and free the credit; called once, by the thread that owns the socket."""
+        """Take the answer and free the credit. Safe to repeat when it was interrupted; `on_done` is called again then."""
         self._answer = answer
         self.frames = []
-        self._release()
-        self._done.set()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        self.is_done = True
+        if self._latch.locked():
+            self._latch.release()
         if self._on_done is not None:
             self._on_done(self)

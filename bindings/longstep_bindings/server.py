@@ -16,7 +16,7 @@ from longstep.errors import ConfigError
 from longstep_bindings.calls import LATER, Call, Service, Session
 from longstep_bindings.curve import CurveGuard, ServerKeys
 from longstep_bindings.failures import Failure
-from longstep_bindings.hub import Hub
+from longstep_bindings.hub import Hub, Job
 from longstep_bindings.lifeline import follow_parent
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.terms import Terms
@@ -86,7 +86,7 @@ class Server:
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self._close_socket()
-            self._hub.waker.close()
+            self._hub.close()
             raise ConfigError(f"expected an address to bind, got `{address}`: {error}") from None
         return bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
@@ -111,7 +111,7 @@ class Server:
         if parent_pid is not None:
             follow_parent(parent_pid, self._begin_stop, before_exit=lambda: tidy_ipc(self.address))
         self._start(self._num_threads - 1)
-        self._work()
+        self._work(self._hub.next_job if self._num_threads == 1 else self._hub.jobs.get)
         self.stop()
 
     def _start(self, num_workers: int) -> None:
@@ -133,9 +133,9 @@ class Server:
     def _begin_stop(self) -> None:
         """Make every thread of the server end; may run in a signal handler."""
         self._stopping.set()
-        self._hub.waker.wake()
         for _ in range(self._num_threads):
             self._hub.jobs.put(None)
+        self._hub.wake()
 
     def stop(self) -> None:
         """Say goodbye to the clients, close their sessions, release the address. Safe to call again."""
@@ -152,7 +152,7 @@ class Server:
             self._io.join(_JOIN_S)
         for session in self._hub.idle_sessions():
             self._close_session(session)
-        self._hub.waker.close()
+        self._hub.close()
         tidy_ipc(self.address)
 
     def _close_socket(self) -> None:
@@ -161,9 +161,10 @@ class Server:
             self._guard.stop()
         self._context.term()
 
-    def _work(self) -> None:
+    def _work(self, next_job: Callable[[], Job] | None = None) -> None:
         """Execute calls until told to end."""
-        while (job := self._hub.jobs.get()) is not None:
+        next_job = next_job or self._hub.jobs.get
+        while (job := next_job()) is not None:
             if self._stopping.is_set():
                 return
             if job[0] == "call":

@@ -8,7 +8,9 @@ a later start can sweep up what a killed process left behind.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
+import select
 import shutil
 import tempfile
 from contextlib import suppress
@@ -30,8 +32,7 @@ _NOW = int(
     zmq.DONTWAIT
 )  # plain integers: an operation on zmq's enums costs as much as receiving a frame
 _NOW_AND_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
-_EVENTS = int(zmq.EVENTS)
-_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_IN = int(zmq.POLLIN)
 _FOLDER_PREFIX = "longstep-ipc-"
 _MAX_IPC_PATH = 100
 
@@ -160,23 +161,44 @@ def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
         socket.send(frame, flags, len(frame) < ZERO_COPY_BYTES)
 
 
-def wait(
-    socket: zmq.Socket[bytes], waker: Waker, timeout_s: float, *, to_send: bool = False
-) -> tuple[bool, bool]:
-    """Whether `socket` and `waker` are ready, after waiting until one is or `timeout_s` has passed.
+class Poller:
+    """Waits until a message may be there, or a waker was woken; touches neither, so no lock is needed meanwhile.
 
-    Args:
-        socket: Ready when a message can be received, or with `to_send` when one can be sent.
-        waker: Ready once woken.
-        timeout_s: 0 or less looks without waiting.
-        to_send: True while there is something to send.
+    libzmq's descriptor tells of changes: whoever has used the socket has to look for messages before it lets go of it,
+    since a change that it took note of on the way is not told again.
     """
-    watched = [(socket, _IN | _OUT if to_send else _IN), (waker.fileno(), _IN)]
-    ready = zmq.zmq_poll(watched, max(0, int(timeout_s * 1000) + 1))
-    readable = [item for item, _ in ready]
-    return socket in readable, waker.fileno() in readable
+
+    def __init__(self, waker: Waker, *sockets: int) -> None:
+        """Args:
+        waker: Cleared by whoever waits.
+        sockets: Descriptors of sockets, see `descriptor`.
+        """
+        self._waker, self._waker_fd = waker, waker.fileno()
+        self._poll = select.poll()
+        for fd in (self._waker_fd, *sockets):
+            self._poll.register(fd, select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Wait until then at most; None is for ever. The waker is clear afterwards.
+
+        Returns:
+            Descriptors of the sockets that may have a message.
+        """
+        timeout_ms = None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))
+        ready: list[int] = []
+        for fd, _ in self._poll.poll(timeout_ms):
+            if fd == self._waker_fd:
+                self._waker.clear()
+            else:
+                ready.append(fd)
+        return ready
+
+
+def descriptor(socket: zmq.Socket[bytes]) -> int:
+    """What to wait on for messages of `socket`."""
+    return int(socket.get(zmq.FD))
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     """True when a message can be received without waiting."""
-    return bool(int(socket.get(_EVENTS)) & _IN)
+    return bool(zmq.zmq_poll([(socket, _IN)], 0))  # faster than asking for the option

@@ -51,9 +51,10 @@ class Waker:
 
     def clear(self) -> None:
         """Make it unreadable. Look at what the wakes announced after this call, never before."""
-        with suppress(OSError):
-            self._reader.recv(64)
-        self._is_set = False
+        if self._is_set:
+            with suppress(OSError):
+                self._reader.recv(64)
+            self._is_set = False
 
     def close(self) -> None:
         """Close both ends."""

@@ -14,8 +14,9 @@ the untyped msgpack package.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -137,25 +138,24 @@ def check_frame_sizes(frames: Sequence[bytes | memoryview], limits: Limits) -> N
         )
 
 
-_LEAVES = frozenset((str, int, bool, bytes, type(None), np.ndarray))
+_LEAVES = frozenset((str, int, float, bool, bytes, type(None), np.ndarray))
 
 
 def _is_table(value: Any, limits: Limits) -> bool:
-    """True for a list of columns that hold leaves and no floats, and no more than may be: the packed bytes need no walk.
+    """True for a list of columns of leaves, no more than may be and none of them NaN: its packed bytes need no walk.
 
     So are batches of steps. Looking at the types of their texts costs a fraction of looking at every byte.
     """
     if type(value) is not list or limits.max_depth < 3:
         return False
-    items = cast(list[Any], value)
-    num_items = 1 + len(items)
-    for column in items:
-        if type(column) is list:
-            cells = cast(list[Any], column)
-            num_items += len(cells)
-            if not _LEAVES.issuperset(map(type, cells)):
-                return False
-        elif type(column) not in _LEAVES:
+    num_items = 1
+    for column in value:
+        cells: list[Any] = column if type(column) is list else [column]
+        num_items += 1 + len(cells)
+        kinds = set(map(type, cells))
+        if not _LEAVES.issuperset(kinds):
+            return False
+        if float in kinds and (len(kinds) > 1 or math.isnan(sum(cells))):
             return False
     return num_items <= limits.max_items
 

@@ -56,7 +56,8 @@ class Board:
         """A line for one more thread; those beyond the last share it, and what they execute is not seen by all."""
         number = self._free.pop() if self._free else min(self._num_lines, _NUM_LINES - 1)
         self._num_lines = max(self._num_lines, number + 1)
-        return Line(number, owner, self._deadlines, self._owners, self._slots, self._beat)
+        kind = Line if number < _NUM_LINES - 1 else _SharedLine
+        return kind(number, owner, self._deadlines, self._owners, self._slots, self._beat)
 
     def release(self, line: Line) -> None:
         """Let another thread have a line."""
@@ -107,11 +108,11 @@ class Line:
         self.number = number
         self._owner = owner
         self._deadlines, self._owners, self._slots, self._beat = deadlines, owners, slots, beat
+        owners[number] = owner
 
     def begin(self, slot: int, deadline: float) -> None:
         """Write what is executed from now on."""
         number = self.number
-        self._owners[number] = self._owner
         self._slots[number] = slot
         self._deadlines[number] = deadline
 
@@ -119,3 +120,14 @@ class Line:
         """Write that nothing is executed."""
         self._beat[0] = time.monotonic()  # first: what was executed may have held up the beats
         self._deadlines[self.number] = 0.0
+
+
+class _SharedLine(Line):
+    """The last line, which may have several owners."""
+
+    __slots__ = ()
+
+    def begin(self, slot: int, deadline: float) -> None:
+        """Write what is executed from now on."""
+        self._owners[self.number] = self._owner
+        super().begin(slot, deadline)

@@ -11,7 +11,6 @@ a few microseconds here, of which the records would be most.
 from __future__ import annotations
 
 import atexit
-import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,8 @@ from longstep.commands import (
 from longstep.errors import ConfigError
 from longstep.lockstep import LockstepEnv
 from longstep.types import Task
+from longstep_bindings.client import Client
+from longstep_bindings.client_loop import Attendance
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.agents import LocalAgent
 from longstep_bindings.envs.link import Link, LinkSettings, Share, next_share_number
@@ -36,6 +37,8 @@ from longstep_bindings.envs.process import WorkerSettings
 from longstep_bindings.envs.recovery import History
 from longstep_bindings.envs.spec import EnvSpec
 from longstep_bindings.terms import Terms
+from longstep_bindings.transport import Poller
+from longstep_bindings.waker import Waker
 
 __all__ = ["RemoteVectorEnv"]
 
@@ -179,7 +182,12 @@ class RemoteVectorEnv(LockstepEnv):
         """What `recv` gives next, by number of the share."""
         self._arrived: dict[int, ResultBatch] = {}
         """What agents have yet to take; nothing ever without agents."""
-        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waker = Waker()
+        self._poller = Poller(self._waker)
+        self._attendance, self._is_taking = Attendance(), False
+        self._descriptors: list[int] = []
+        self._attended: list[Client | None] = []
+        """Whose answers the poller waits for."""
         self._is_closed = False
         self._links: list[Link] = []
         self._agents: list[LocalAgent] = []
@@ -221,7 +229,31 @@ class RemoteVectorEnv(LockstepEnv):
             link.arrived = self._arrived
 
     def _wake(self) -> None:
-        self._woken.put(None)
+        if not self._is_taking:  # who takes answers looks at all of them afterwards
+            self._waker.wake()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait until there may be something to `_take`."""
+        clients = [link.client for link in self._links]
+        if clients != self._attended:
+            self._descriptors = [
+                client.be_attended(self._attendance) if client else -1 for client in clients
+            ]
+            self._poller = Poller(self._waker, *(fd for fd in self._descriptors if fd >= 0))
+            self._attended = clients
+        self._attendance.is_on = True
+        try:
+            ready = self._poller.wait(timeout_s)
+        finally:
+            self._attendance.is_on = False
+        self._is_taking = True
+        try:
+            for fd in ready:
+                client = clients[self._descriptors.index(fd)]
+                if client is not None:
+                    client.take_answers()
+        finally:
+            self._is_taking = False
 
     # -- commands and results: what Rollout uses ----------------------------------------------------------------------
 
@@ -278,17 +310,13 @@ class RemoteVectorEnv(LockstepEnv):
             EnvError: A worker went down more often than `max_restarts`, and no result is left to be returned.
         """
         end_at = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            self._take()
-            if self._num_ready() >= min(min_ready, len(self._busy)):
-                break
+        self._take()
+        while self._num_ready() < min(min_ready, len(self._busy)):
             self._check_links()
-            left_s = None if end_at is None else end_at - time.monotonic()
-            if left_s is not None and left_s <= 0.0:
-                break
-            try:
-                self._woken.get(timeout=left_s)
-            except queue.Empty:
+            left_s = None if end_at is None else max(0.0, end_at - time.monotonic())
+            self._wait(left_s)
+            self._take()
+            if left_s == 0.0:
                 break
         ready = list(self._ready.items())
         results = ResultBatch.join([batch for _, batch in ready])
@@ -298,7 +326,7 @@ class RemoteVectorEnv(LockstepEnv):
         return results
 
     def _num_ready(self) -> int:
-        return sum(len(batch) for batch in list(self._ready.values()))
+        return sum(map(len, list(self._ready.values())))
 
     def close(self) -> None:
         """End the workers and everything they started, or say goodbye to the servers. Idempotent."""
@@ -308,6 +336,7 @@ class RemoteVectorEnv(LockstepEnv):
             link.begin_close()
         for link in self._links:
             link.close()
+        self._waker.close()
         self._busy.clear()
         self._ready.clear()
         self._episodes = None
@@ -421,7 +450,7 @@ class RemoteVectorEnv(LockstepEnv):
             failure = self._link_of[command.slot].failure
             if failure is not None:
                 raise failure
-            self._woken.get()
+            self._wait(None)
 
     def _pick(self, number: int, index: int) -> EnvResult:
         """One result of a ready batch."""
@@ -436,10 +465,9 @@ class RemoteVectorEnv(LockstepEnv):
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        while not self._woken.empty():
-            self._woken.get()
         for link in self._links:
-            link.take()
+            if link.inbox:
+                link.take()
         for number, results in list(self._arrived.items()):
             self._answer(number, [self._agents[told.slot].incoming(told) for told in results])
             del self._arrived[number]

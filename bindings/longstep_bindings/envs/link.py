@@ -183,11 +183,12 @@ class Link:
         self.arrived, self._in_episode = arrived, in_episode
         self._owner = secrets.randbits(63)
         self._lock = threading.Lock()
-        self._client: Client | None = None
-        """The session; None while there is none and commands have to wait."""
+        self.client: Client | None = None
+        """The session; None while there is none and commands have to wait. Whoever calls `take` may attend to it."""
         self._under_way: dict[int, Share] = {}
         """Shares that were not answered, by number."""
-        self._inbox: deque[tuple[Reader, Pending, Share | None]] = deque()
+        self.inbox: deque[tuple[Reader, Pending, Share | None]] = deque()
+        """Answers that `take` has yet to read."""
         self._lost: dict[int, str] = {}
         """Why the environments of some slots could not be built again; told at their next step."""
         self._attempts: dict[int, int] = {}
@@ -215,19 +216,24 @@ class Link:
         """Send commands to the worker, or keep them for the next one."""
         with self._lock:
             self._under_way[share.number] = share
-            if self._client is not None:
-                self._submit(self._client, share)
+            try:
+                if self.client is not None:
+                    self._submit(self.client, share)
+            except BaseException as error:
+                # it may have been sent or not: the next worker is certain to get it once
+                self._report(f"sending to it was interrupted by {type(error).__name__}")
+                raise
 
     def take(self) -> None:
         """Read the answers that have arrived; their results go into `arrived`."""
         with self._lock:
-            while self._inbox:  # an interrupted answer stays, and is read again
-                self._read(*self._inbox[0])
-                self._inbox.popleft()
+            while self.inbox:  # an interrupted answer stays, and is read again
+                self._read(*self.inbox[0])
+                self.inbox.popleft()
 
     def copy(self, slot: int, into: int) -> EnvResult | None:
         """Have slot `into` stand where `slot` stands, by a snapshot; None when that is not possible now."""
-        client = self._client
+        client = self.client
         if client is None or not self.traits["can_copy"] or slot in self._lost:
             return None
         body = [[into - self.slots.start], ["copy"], [slot - self.slots.start]]
@@ -240,7 +246,7 @@ class Link:
         if results.errors != [None]:
             return None
         with self._lock:
-            if self._client is not client:  # the copy went down with its worker
+            if self.client is not client:  # the copy went down with its worker
                 return None
             self.journal.follow(into, slot, share.number)
             self._attempts.pop(into, None)
@@ -314,7 +320,7 @@ class Link:
         timeout_s = limit_s + (_MARGIN_S if self.traits["has_board"] else 1.0)
 
         def arrived(pending: Pending) -> None:
-            self._inbox.append((read, pending, share))
+            self.inbox.append((read, pending, share))
             self._wake()
 
         try:
@@ -466,7 +472,7 @@ class Link:
     def _set_client(self, client: Client) -> None:
         """Let commands through, those that waited first."""
         with self._lock:
-            self._client = client
+            self.client = client
             if self._under_way:
                 # in one message, for there may be more commands than credits
                 share = Share.join(list(self._under_way.values()))
@@ -475,7 +481,7 @@ class Link:
 
     def _drop_client(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
+            client, self.client = self.client, None
         if client is not None:
             client.close()
 
@@ -484,7 +490,7 @@ class Link:
         while not self._closing.is_set():
             if self._trouble.wait(_WATCH_S) and not self._closing.is_set():
                 return self.place.why_down() or self._trouble_text
-            client = self._client
+            client = self.client
             why = self.place.why_down() or (client and client.lost)
             if why is not None:
                 return why

@@ -90,6 +90,9 @@ def failed_columns(error: str, num_rows: int) -> Columns:
 
 # ---- server ----
 
+_MANY_ROWS = 100
+"""From here on columns travel as arrays; to read one costs as much as some hundred numbers."""
+
 
 def encode_rows(rows: Sequence[Row], *, compact: bool) -> list[bytes]:
     """The frames of a reply; a row that cannot travel is replaced by its error.
@@ -107,20 +110,21 @@ def encode_rows(rows: Sequence[Row], *, compact: bool) -> list[bytes]:
 
 def _columns(rows: Sequence[Row], *, compact: bool) -> list[Any]:
     columns = list(zip(*rows, strict=True))
-    observations, rewards, terminated, truncated, infos, errors, seconds = columns
+    _, rewards, terminated, truncated, infos, errors, seconds = columns
     if math.isnan(sum(rewards)) and any(map(math.isnan, rewards)):
         raise UnsupportedTypeError("expected a number, got NaN")
-    if not compact:
-        return list(map(list, columns))
-    return [
-        list(observations),
-        np.fromiter(rewards, np.float64, len(rewards)),
-        np.frombuffer(bytes(terminated), np.bool_),
-        np.frombuffer(bytes(truncated), np.bool_),
-        list(infos) if any(infos) else None,
-        list(errors) if any(error is not None for error in errors) else None,
-        np.fromiter(seconds, np.float64, len(seconds)),
-    ]
+    sent: list[Any] = list(map(list, columns))
+    if compact:
+        if not any(infos):
+            sent[4] = None
+        if errors.count(None) == len(errors):
+            sent[5] = None
+    if compact and len(rows) >= _MANY_ROWS:
+        sent[1] = np.fromiter(rewards, np.float64, len(rewards))
+        sent[2] = np.frombuffer(bytes(terminated), np.bool_)
+        sent[3] = np.frombuffer(bytes(truncated), np.bool_)
+        sent[6] = np.fromiter(seconds, np.float64, len(seconds))
+    return sent
 
 
 def _sendable(row: Row) -> Row:
@@ -135,9 +139,9 @@ def _sendable(row: Row) -> Row:
     return row
 
 
-def agent_row(given: tuple[Any, float, bool, bool, dict[str, Any]], seconds: float) -> Row:
-    """The row of what an agent environment gave (observation, reward, terminated, truncated, info), as it travels."""
-    text, reward, terminated, truncated, info = given
+def agent_row(row: Row) -> Row:
+    """The row of what an agent environment gave, as it travels."""
+    text, reward, terminated, truncated, info, error, seconds = row
     info = dict(info)
     prompt, observed = info["prompt"], info.get("observation")
     spoken = [part for message in prompt.messages for part in (message.role, message.content)]
@@ -147,7 +151,7 @@ def agent_row(given: tuple[Any, float, bool, bool, dict[str, Any]], seconds: flo
     if type(info.get("allowed_completions")) is tuple:
         info["allowed_completions"] = list(info["allowed_completions"])
     told = None if text == prompt.text else text
-    return told, reward, terminated, truncated, info, None, seconds
+    return told, reward, terminated, truncated, info, error, seconds
 
 
 # ---- client ----

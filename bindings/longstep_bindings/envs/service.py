@@ -135,9 +135,11 @@ class _SlotsInTurn:
     def run(self, call: Call, commands: Commands) -> Any:
         slots = self.slots
         rows = [
-            slots[number].execute(operation, argument)
-            if operation != "copy"
+            slots[number].step(argument)
+            if operation == "step"
             else slots[number].copy(slots[argument])
+            if operation == "copy"
+            else slots[number].execute(operation, argument)
             for number, operation, argument in zip(*commands, strict=True)
         ]
         self._line.end()

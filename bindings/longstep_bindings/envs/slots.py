@@ -23,8 +23,6 @@ __all__ = ["Slot", "can_copy", "make_env"]
 _SHARED = frozenset(("env", "prompt", "parser", "state_key", "observation_text", "_spec"))
 """Attributes of an LLMAgentEnv that are settings, equal in all environments of one spec."""
 
-Given = tuple[Any, float, bool, bool, dict[str, Any]]
-"""What an environment gave: observation, reward, terminated, truncated, info."""
 _now = time.monotonic  # the clock of the board
 
 
@@ -96,7 +94,7 @@ class Slot:
         self._spec, self._line = spec, line
         self._step_timeout_s, self._reset_timeout_s = step_timeout_s, reset_timeout_s
         self._is_agent = False
-        self._last: Given | None = None
+        self._last: Row | None = None
 
     def build(self) -> gymnasium.Env[Any, Any]:
         """Make the environment, if it is not there."""
@@ -106,19 +104,40 @@ class Slot:
             self._is_agent = isinstance(self.env, LLMAgentEnv)
         return self.env
 
-    def execute(self, operation: str, argument: Any) -> Row:
-        """The row of one command; what the environment raises is its error."""
+    def step(self, action: Any, *, as_sent: bool = True) -> Row:
+        """The row of a step; what the environment raises is its error. All in one piece, for some take a microsecond.
+
+        Args:
+            action: What to do.
+            as_sent: False gives an agent's row as the agent gave it.
+        """
         start = _now()
         try:
-            if operation == "step":
-                given = self._step(argument, start)
-            elif operation == "reset":
-                given = self._reset(argument)
-            else:
-                return (*self._replay(argument), None, _now() - start)
-            self._last = given
+            env = self.env
+            if env is None:
+                raise EnvError("the environment of this slot was lost; reset it")
+            self._line.begin(self.number, start + self._step_timeout_s)
+            observation, reward, terminated, truncated, info = env.step(action)
+            if type(reward) is not float:
+                reward = float(reward)
+            if type(terminated) is not bool or type(truncated) is not bool:
+                terminated, truncated = bool(terminated), bool(truncated)
             seconds = _now() - start
-            return agent_row(given, seconds) if self._is_agent else (*given, None, seconds)
+            self._last = row = observation, reward, terminated, truncated, info, None, seconds
+            return agent_row(row) if self._is_agent and as_sent else row
+        except Exception as failure:
+            return self._fail(failure, start)
+
+    def execute(self, operation: str, argument: Any) -> Row:
+        """The row of one command that is no copy."""
+        if operation == "step":
+            return self.step(argument)
+        start = _now()
+        try:
+            if operation == "replay":
+                return self._replay(argument, start)
+            row = self._reset(argument, start)
+            return agent_row(row) if self._is_agent else row
         except Exception as failure:
             return self._fail(failure, start)
 
@@ -126,8 +145,8 @@ class Slot:
         """Stand where `source` stands, by its snapshot; the row is the last that it gave."""
         start = _now()
         try:
-            self._last = given = self._copy(source)
-            return agent_row(given, 0.0) if self._is_agent else (*given, None, 0.0)
+            self._last = row = self._copy(source)
+            return agent_row(row) if self._is_agent else row
         except Exception as failure:
             return self._fail(failure, start)
 
@@ -142,35 +161,30 @@ class Slot:
             with contextlib.suppress(Exception):
                 env.close()
 
-    def _reset(self, argument: Any) -> Given:
+    def _reset(self, argument: Any, start: float) -> Row:
         seed, options = _reset_arguments(argument)
         env = self.build()
         self._line.begin(self.number, _now() + self._reset_timeout_s)
         observation, info = env.reset(seed=seed, options=options)
-        return observation, 0.0, False, False, dict(info)
+        self._last = row = observation, 0.0, False, False, dict(info), None, _now() - start
+        return row
 
-    def _step(self, action: Any, now: float) -> Given:
-        env = self.env
-        if env is None:
-            raise EnvError("the environment of this slot was lost; reset it")
-        self._line.begin(self.number, now + self._step_timeout_s)
-        observation, reward, terminated, truncated, info = env.step(action)
-        return observation, float(reward), bool(terminated), bool(truncated), info
-
-    def _replay(self, argument: Any) -> Given:
+    def _replay(self, argument: Any, start: float) -> Row:
         if type(argument) is not list or len(argument) != 2 or type(argument[1]) is not list:
             raise DataError("expected [start, actions] as argument of `replay`")
-        start, actions = argument
-        told = [] if start is None else [self._key_of(self._reset(start))]
+        beginning, actions = argument
+        told = [] if beginning is None else [self._key_of(self._reset(beginning, start))]
         for action in actions:
-            told.append(self._key_of(self._step(action, _now())))
-        return told, 0.0, False, False, {}
+            row = self.step(action, as_sent=False)
+            if row[5] is not None:
+                return row
+            told.append(self._key_of(row))
+        return told, 0.0, False, False, {}, None, _now() - start
 
-    def _key_of(self, given: Given) -> Any:
-        self._last = given
-        return given[4]["state_key"] if self._is_agent else given[0]
+    def _key_of(self, row: Row) -> Any:
+        return row[4]["state_key"] if self._is_agent else row[0]
 
-    def _copy(self, source: Slot) -> Given:
+    def _copy(self, source: Slot) -> Row:
         theirs, ours = source.env, self.build()
         if theirs is None or source._last is None or not can_copy(theirs):
             raise EnvError(f"expected an environment with a snapshot in slot {source.number}")

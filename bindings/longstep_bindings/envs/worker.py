@@ -7,6 +7,7 @@ or `{"kind": ..., "message": ...}` for what went wrong.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -39,6 +40,8 @@ def main() -> None:
         _tell(ready_fd, {"kind": failure.kind, "message": failure.message})
         sys.exit(1)
     _tell(ready_fd, {"address": server.address})
+    gc.collect()
+    gc.freeze()  # what was imported stays: nobody need look through it again and again
     server.serve_forever(parent_pid=orders["parent_pid"])
 
 
