@@ -24,6 +24,7 @@ def train(arguments: Sequence[str]) -> int:
 
     config = parse_config(arguments, prog="longstep train")
     _set_log_level(config.log_level)
+    _check_before_torch(config)
     _require_torch("longstep train")
     print(f"settings:\n\n{dump_config(config)}", flush=True)
     from longstep_trainers import group
@@ -47,10 +48,12 @@ def train(arguments: Sequence[str]) -> int:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Play the held-out tasks of an environment with a model; takes the keys of `longstep train`."""
+    from longstep.registration import require_known
     from longstep_trainers.config_files import parse_config
 
     config = parse_config(arguments, prog="longstep eval")
     _set_log_level(config.log_level)
+    require_known(config.env.name)
     _require_torch("longstep eval")
     from longstep.tasks import panel
     from longstep_trainers.assembly import agent_envs, prepare_model
@@ -86,6 +89,19 @@ def models(arguments: Sequence[str]) -> int:
     else:
         print(pull_model(options.name, options.to))
     return 0
+
+
+def _check_before_torch(config: RunConfig) -> None:
+    """Raise at once, and not after the seconds that torch takes, for a run that cannot start."""
+    from longstep.registration import require_known
+    from longstep_trainers.checkpoints import find_checkpoint
+    from longstep_trainers.config_files import require_same_run
+    from longstep_trainers.tracking import CONFIG_FILE
+
+    require_known(config.env.name)
+    checkpoint = find_checkpoint(Path(config.output_dir), config.resume)
+    if checkpoint is not None:
+        require_same_run(config, checkpoint.resolve().parent.parent / CONFIG_FILE)
 
 
 def _require_torch(command: str) -> None:

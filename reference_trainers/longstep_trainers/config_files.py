@@ -1,7 +1,8 @@
 """Settings from files and flags, and back into a file.
 
 `--config` names a YAML file, or one that comes with the package (`--config demo`); dotted flags override it wherever
-they stand. Names are checked before jsonargparse reads the values, so that an unknown one is answered with the nearest.
+they stand. Names are checked before jsonargparse reads the values, so that an unknown one is answered with the nearest,
+and one that stands twice is no accident that the last one wins.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import logging
 import platform
 import re
 import typing
@@ -27,11 +29,18 @@ __all__ = [
     "package_versions",
     "packaged_configs",
     "parse_config",
+    "require_same_run",
     "save_config",
 ]
 
+_log = logging.getLogger(__name__)
+
 _FREE_FORM = "env.kwargs"
 """The key below which any name is allowed: the environment's constructor decides."""
+_FIXED = ("model.", "env.name", "env.kwargs", "seed")
+"""Keys that a run cannot change when it goes on."""
+_FREE = ("output_dir", "resume", "log_level", "train.total_steps")
+"""Keys that say nothing about what is learnt how."""
 _OWN_FLAGS = ("help", "print_config")
 _PACKAGES = ("longstep", "numpy", "gymnasium", "torch", "transformers", "tokenizers", "peft")
 
@@ -70,10 +79,9 @@ def _file_kwargs(paths: Sequence[Path], flags: Sequence[str]) -> dict[str, Any]:
 
     jsonargparse reads a text under a key of any type as YAML once more: `symbols: "#."` would become a comment.
     """
-    yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
     given: dict[str, Any] = {}
     for path in paths:
-        env = yaml.safe_load(path.read_text(encoding="utf-8")).get("env") or {}
+        env = _read_yaml(path).get("env") or {}
         given |= env.get("kwargs") or {}
     set_by_flags = {word.removeprefix("--").partition("=")[0] for word in flags}
     if _FREE_FORM in set_by_flags:
@@ -126,6 +134,45 @@ def save_config(config: RunConfig, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"# {versions}\n{dump_config(config)}", encoding="utf-8")
     return path
+
+
+def require_same_run(config: RunConfig, saved: str | Path) -> None:
+    """Raise where settings cannot go on with a run that was started with those of a file; log what else differs.
+
+    Model, environment and seed make a run what it is. Whatever else was changed is taken for a decision.
+
+    Args:
+        config: The settings to go on with.
+        saved: The `config.yaml` of the run. One that is missing, or of a version with other keys, tells nothing.
+
+    Raises:
+        ConfigError: Model, environment or seed differ.
+    """
+    try:
+        before = load_config(saved)
+    except ConfigError as error:
+        _log.warning("the settings that the run was started with cannot be compared: %s", error)
+        return
+    old, new = _values(before), _values(config)
+    changed = [key for key in new if old[key] != new[key] and not key.startswith(_FREE)]
+    fixed = [key for key in changed if key.startswith(_FIXED)]
+    if fixed:
+        key = fixed[0]
+        raise ConfigError(
+            f"expected the settings of the run that is gone on with, got {new[key]!r} instead of {old[key]!r} at `{key}`; "
+            f"take `--config {saved}`, or another `output_dir` for another run"
+        )
+    for key in changed:
+        _log.warning("`%s` goes on with %r instead of %r", key, new[key], old[key])
+
+
+def _values(config: RunConfig) -> dict[str, Any]:
+    """The settings by dotted key."""
+    return {
+        key: functools.reduce(getattr, key.split("."), config)
+        for key, kind in _known().items()
+        if kind is not None
+    }
 
 
 def package_versions() -> dict[str, str]:
@@ -185,12 +232,55 @@ def _check_flags(flags: Sequence[str], prog: str) -> None:
 
 def _check_file(path: Path) -> None:
     """Raise for the first key of a file that is unknown, or where a group of keys is something else."""
+    _check_mapping(_read_yaml(path), "", path)
+
+
+def _read_yaml(path: Path) -> Any:
+    """What a YAML file says; raises where it is none, or where a key stands twice."""
     yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        _require_unique_keys(yaml.compose(text, _yaml_loader()), "", path, set())
+        return yaml.load(text, _yaml_loader())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"expected YAML, got a file that is none at `{path}`: {error}") from None
-    _check_mapping(content, "", path)
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """YAML's safe loader, but that `1e-3` is a number, and a date a text, as for jsonargparse."""
+    yaml = require("yaml", extra="trainers", needed_by="longstep_trainers.config_files")
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, regex) for tag, regex in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    number = re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
+
+
+def _require_unique_keys(node: Any, prefix: str, path: Path, seen: set[int]) -> None:
+    """Raise for the first key that stands twice in its mapping; `seen` are nodes that aliases may lead to again."""
+    if node is None or isinstance(node.value, str) or id(node) in seen:
+        return
+    seen.add(id(node))
+    lines: dict[str, int] = {}
+    for entry in node.value:
+        if not isinstance(entry, tuple):  # of a list
+            _require_unique_keys(entry, prefix, path, seen)
+            continue
+        key, line = str(entry[0].value), entry[0].start_mark.line + 1
+        if key in lines:
+            raise ConfigError(
+                f"expected each key once, got `{prefix}{key}` at line {lines[key]} and again at line {line} of `{path}`; "
+                "remove one"
+            )
+        lines[key] = line
+        _require_unique_keys(entry[1], f"{prefix}{key}.", path, seen)
 
 
 def _check_mapping(content: Any, prefix: str, path: Path) -> None:

@@ -348,10 +348,19 @@ def _check_arguments(id: str, creator: Callable[..., Any], arguments: Mapping[st
             )
 
 
-def _make_known(
-    id: str, kwargs: Mapping[str, Any], max_steps: int | None
-) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
-    """An environment of Gymnasium's registry without its time limit, which becomes the wrapper's."""
+def require_known(id: str) -> None:
+    """Raise for an id that `make` does not know either; no environment is made.
+
+    Raises:
+        RegistryError: The id is unknown.
+    """
+    check_text("id", id)
+    if id not in registry:
+        _find_known(id)
+
+
+def _find_known(id: str) -> EnvSpec:
+    """The entry of Gymnasium's registry."""
     known = gymnasium.envs.registry
     module, _, name = id.rpartition(":")
     if module:
@@ -361,7 +370,14 @@ def _make_known(
         if hint.startswith("known"):
             hint = did_you_mean(name, registry)
         raise RegistryError(f"expected a registered id, got `{id:.100}`; {hint}")
-    spec, arguments = known[name], dict(kwargs)
+    return known[name]
+
+
+def _make_known(
+    id: str, kwargs: Mapping[str, Any], max_steps: int | None
+) -> tuple[gymnasium.Env[Any, Any], dict[str, Any]]:
+    """An environment of Gymnasium's registry without its time limit, which becomes the wrapper's."""
+    spec, arguments = _find_known(id), dict(kwargs)
     creator = spec.entry_point
     if creator is not None:
         creator = load_env_creator(creator) if isinstance(creator, str) else creator

@@ -195,6 +195,42 @@ def test_unknown_environment_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--env.name", "longstep/KeyDor-v0"], "did you mean `longstep/KeyDoor-v0`?"),
+        (["eval", "--env.name", "longstep/KeyDor-v0"], "did you mean `longstep/KeyDoor-v0`?"),
+        (["train", "--resume", "no/such/checkpoint"], "a checkpoint folder"),
+        (["train", "--output_dir", "/dev/null/run"], "`/dev/null` at `output_dir`"),
+    ],
+)
+def test_what_can_be_told_without_torch_is_told_without_it(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'peft'): sys.modules[name] = None\n"
+        "from longstep.cli import main\n"
+        f"sys.exit(main({arguments!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_does_not_go_on_with_the_settings_of_another(
+    finished, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = finished
+    arguments = [f"--config={config_file}", f"--output_dir={folder}", "--resume=auto"]
+    assert main(["train", *arguments, "--seed=4"]) == 2
+    assert "got 4 instead of 3 at `seed`" in capsys.readouterr().err
+
+
 def test_models_lists_what_can_be_pulled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "list"]) == 0
     assert "smollm2-135m-instruct" in capsys.readouterr().out.split()

@@ -29,6 +29,7 @@ from longstep_trainers.config_files import (
     load_config,
     packaged_configs,
     parse_config,
+    require_same_run,
     save_config,
 )
 
@@ -233,6 +234,13 @@ def test_wrong_command_line_says_what_is_wrong(arguments: list[str], message: st
         ("env: {name: [}\n", "expected YAML"),
         ("train: {batch_size: many}\n", r"expected int, got many at `train\.batch_size`"),
         ("algorithm: {name: gipo}\n", r"did you mean `gigpo`\?"),
+        (
+            "seed: 1\ntrain: {}\nseed: 2\n",
+            r"got `seed` at line 1 and again at line 3 of `.*run\.yaml`",
+        ),
+        ("env:\n  name: a\n  kwargs: {size: 3, size: 4}\n", r"got `env\.kwargs\.size` at line 3"),
+        ("env: {kwargs: {rooms: [{a: 1, a: 2}]}}\n", r"got `env\.kwargs\.rooms\.a`"),
+        ("env: &e {name: a}\nenv: *e\n", "each key once, got `env`"),
     ],
 )
 def test_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -240,6 +248,55 @@ def test_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) 
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(path)
+
+
+def test_numbers_among_the_environments_arguments_are_those_of_other_keys(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "env: {kwargs: {penalty: 1e-3, scale: -2.5E4, day: 2026-01-31, size: 3, path: 1e, code: e5}}\n"
+        "train: {learning_rate: 1e-3}\n"
+    )
+    config = load_config(path)
+    assert config.env.kwargs == {
+        "penalty": 0.001, "scale": -25000.0, "day": "2026-01-31", "size": 3, "path": "1e", "code": "e5",
+    }  # fmt: skip
+    assert config.train.learning_rate == 0.001
+
+
+def test_merged_keys_are_not_taken_for_double_ones(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("env:\n  kwargs: {a: &base {x: 1, y: 2}, b: {<<: *base, x: 3}}\n")
+    assert load_config(path).env.kwargs["b"] == {"x": 3, "y": 2}
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("--seed=4", "seed"),
+        ("--env.name=longstep/Sokoban-v0", "env.name"),
+        ("--env.kwargs.size=4", "env.kwargs"),
+        ("--model.embedded.num_layers=1", "model.embedded.num_layers"),
+        ("--model.use_lora=true", "model.use_lora"),
+    ],
+)
+def test_settings_of_another_run_are_refused_by_name(tmp_path: Path, flag: str, key: str) -> None:
+    saved = save_config(parse_config(["--seed=3", "--env.kwargs.size=3"]), tmp_path / "config.yaml")
+    arguments = ["--seed=3", "--env.kwargs.size=3"]
+    with pytest.raises(ConfigError, match=rf"of the run that is gone on with.* at `{key}`"):
+        require_same_run(parse_config([*arguments, flag]), saved)
+
+
+def test_what_a_run_may_change_is_said_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = save_config(parse_config(["--seed=3"]), tmp_path / "config.yaml")
+    same = ["--seed=3", "--train.total_steps=9", "--output_dir=elsewhere", "--resume=auto"]
+    require_same_run(parse_config(same), saved)
+    assert caplog.messages == []
+    require_same_run(parse_config([*same, "--train.learning_rate=0.5"]), saved)
+    assert caplog.messages == ["`train.learning_rate` goes on with 0.5 instead of 5e-06"]
+    require_same_run(parse_config(same), tmp_path / "missing.yaml")
+    assert "cannot be compared" in caplog.messages[-1]
 
 
 def test_saved_settings_read_back_equal_and_name_the_versions(tmp_path: Path) -> None:
