@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from helpers import gather, plain_pool, request, requests
+from actor_helpers import gather, plain_pool, request, requests
 from safetensors.numpy import save_file
 
 from longstep_bindings import launch

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from actor_helpers import wait_until
 from plain_engine import PlainEngine
 
 from longstep_bindings.actors import ActorServer
@@ -25,14 +25,15 @@ ENDS = {
 }
 
 
-def weights_left():
-    return {name for name in os.listdir("/dev/shm") if name.startswith("longstep-weights-")}
+def weights_of(*pids):
+    """Folders for weights that these processes have in shared memory."""
+    starts = tuple(f"longstep-weights-{pid}-" for pid in pids)
+    return [name for name in os.listdir("/dev/shm") if name.startswith(starts)]
 
 
 def run(how, tmp_path, *options, num_processes=3, **environ):
     """Start a holder, end it, and check that everything is gone in time."""
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(HERE), **environ}
-    before = weights_left()
     with subprocess.Popen(
         [sys.executable, str(HERE / "holder.py"), how, *options],
         stdout=subprocess.PIPE,
@@ -44,12 +45,12 @@ def run(how, tmp_path, *options, num_processes=3, **environ):
         assert len(pids) == num_processes, parent.stderr.read()
         if ENDS[how] is not None:
             assert not any(map(is_gone, pids))
-            assert bool(weights_left() - before) == ("update" in options)
+            assert bool(weights_of(parent.pid)) == ("update" in options)
             parent.send_signal(ENDS[how])
         parent.wait(60.0)
         wait_until(lambda: all(map(is_gone, pids)), 20.0)
         wait_until(lambda: not os.listdir(tmp_path), 10.0)
-        wait_until(lambda: weights_left() <= before, 20.0)
+        wait_until(lambda: not weights_of(parent.pid, *pids), 20.0)
         return parent.stderr.read()
 
 

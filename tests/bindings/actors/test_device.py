@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import gather, parts, request, requests, wait_until
+from actor_helpers import gather, parts, request, requests, wait_until
 from safetensors.torch import save_file
 
 from longstep.errors import ConfigError, LongstepError, ProtocolError, UnsupportedTypeError

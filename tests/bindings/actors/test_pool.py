@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import gather, parts, plain_pool, request, requests, wait_until
+from actor_helpers import gather, parts, plain_pool, request, requests, wait_until
 from plain_engine import PlainEngine
 
 from longstep.errors import ConfigError, PolicyError

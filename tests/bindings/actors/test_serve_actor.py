@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import PLAIN, gather, parts, request, requests, wait_until
+from actor_helpers import PLAIN, gather, parts, request, requests, wait_until
 
 from longstep.errors import ConfigError
 from longstep.types import FinishReason
@@ -99,7 +99,7 @@ def test_a_pool_of_two_goes_on_with_one(tmp_path):
 
 def test_its_engines_failure_ends_it_with_the_reason(tmp_path):
     with (
-        serving("--bind", f"ipc://{tmp_path}/s") as (address, actor),
+        serving("--bind", f"ipc://{tmp_path}/s", "--lost-after", "3") as (address, actor),
         open_policy(addresses=address, max_restarts=0) as policy,
     ):
         policy.submit([request("a", "break")])

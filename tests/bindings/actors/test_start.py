@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from helpers import PLAIN, gather, parts, plain_pool, request
+from actor_helpers import PLAIN, gather, parts, plain_pool, request
 
 from longstep.errors import ConfigError, DeadlineError, LongstepError, PolicyError
 from longstep_bindings.actors import ActorPool, ActorSpec, open_policy

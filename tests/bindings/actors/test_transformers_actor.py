@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers import gather, request
+from actor_helpers import gather, request
 
 from longstep import EnginePolicy, Rollout, Task
 from longstep.errors import WeightsError
