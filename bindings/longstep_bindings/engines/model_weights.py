@@ -58,11 +58,13 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 
 def _as_saved(model: Any, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not hasattr(model, "config"):  # it is not of transformers
+        return named
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # transformers 4 keeps the names of the file
         return named
-    return revert_weight_conversion(model, named) if hasattr(model, "config") else named
+    return revert_weight_conversion(model, named)
 
 
 def load_in_place(model: Any, path: Path) -> None:
