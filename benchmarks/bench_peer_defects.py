@@ -62,7 +62,11 @@ def d3_worker_ends() -> Finding:
 
 
 def d4_results_after_a_timeout() -> Finding:
-    """A step takes longer than `step_wait` waits; the next step's observation is looked at."""
+    """A step takes longer than `step_wait` waits; the next step's observation is looked at.
+
+    With `shared_memory=False`: observations then come with the answers. With shared memory they are read from where the
+    environment wrote last, so that a late answer shows in rewards and infos only.
+    """
     envs = AsyncVectorEnv([Counter], shared_memory=False)
     envs.reset()
     envs.step_async([2])
@@ -72,7 +76,7 @@ def d4_results_after_a_timeout() -> Finding:
     envs.step_async([0])
     shown = int(envs.step_wait(timeout=5.0)[0][0])
     _end(envs)
-    return shown != 2, f"the second step shows count {shown}"
+    return shown != 2, f"with shared_memory=False, the second step shows count {shown}"
 
 
 def d5_text_space() -> Finding:

@@ -1,26 +1,29 @@
 """Steps per second to the same environment, near and far; all in one run.
 
-    python benchmarks/bench_transport.py [--openenv-python PATH] [--seconds 2] [--num-envs 256]
+    python benchmarks/bench_transport.py [--openenv-python PATH] [--num-envs 1024] [--seconds 2] [--rounds 3]
 
 The environment does nothing and shows 600 characters, so that what is left is transport. Ways: in process
-(`GroupVectorEnv` on the raw environment), workers over ipc and over tcp, Gymnasium's `AsyncVectorEnv` with pipes and with
-shared memory, and OpenEnv's websocket server and client, run by an interpreter that has `openenv` installed. Gymnasium and
-OpenEnv are given 64 environments, as ours are in the lines that the ratios come from; the lines with more environments
-are ours alone, for batches are what they are good at. Rates count steps that came back to the caller.
+(`GroupVectorEnv`), workers over ipc and over tcp, Gymnasium's `AsyncVectorEnv` with pipes and with shared memory, and
+OpenEnv's websocket server and client, run by an interpreter that has `openenv` installed. All are given 64 environments,
+and the ratios are those of these lines. A further line of ours has `--num-envs` environments, for batches are what it is
+good at. Rates count steps that came back to the caller, who of ours looks at the columns of a batch; one line is by records.
 
 Beside these: what one environment that takes 100 times as long costs the others, and how long a 640x480 RGB observation
 takes beside the same environment in process.
 
-Each rate is the best of `--rounds` short rounds, for on a shared machine noise only slows.
+Each rate is the best of `--rounds` short rounds, for on a shared machine noise only slows. Where the machine tells it, a
+line of ours also says how much CPU time a step took at the client and at all workers together: what a quiet machine would
+do is at most 1 / client, and at most the number of cores / (client + workers).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,14 +33,22 @@ import numpy as np
 
 from longstep.commands import EnvCommand, VectorEnv, next_command_id
 from longstep.types import Task
+from longstep.vector import GroupVectorEnv
 from longstep_bindings.envs import EnvServer, EnvSpec, RemoteVectorEnv
-from longstep_bindings.envs.transport_bench import TextEnv, steps_per_second
+from longstep_bindings.envs.transport_bench import (
+    TextEnv,
+    batched_steps_per_second,
+    steps_per_second,
+)
 
 OPENENV = Path(__file__).parent / "openenv_transport.py"
 NUM_PEER_ENVS = 64
 NUM_WORKERS = 2
 STEP_S = 0.0005
 """What a step takes in the measurement with one slow environment; that one takes 100 times as long."""
+Rate = tuple[float, str]
+"""What was measured, and a remark."""
+Finding = tuple[str, str, float | None, str, str]
 
 
 class TextEnvOfFixedLength(TextEnv):
@@ -99,32 +110,51 @@ def step(slot: int) -> EnvCommand:
 # ---- steps per second ----
 
 
-def in_process(num_envs: int, seconds: float) -> float:
-    """A bare loop over the environments, the least there can be."""
-    envs = [TextEnv() for _ in range(num_envs)]
-    for env in envs:
-        env.reset()
-    num_steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for env in envs:
-            env.step("go")
-        num_steps += num_envs
-    return num_steps / (time.perf_counter() - start)
+def in_process(num_envs: int, seconds: float) -> Rate:
+    with closing(GroupVectorEnv(TextEnv, num_envs)) as envs:
+        return batched_steps_per_second(envs, seconds), ""
 
 
-def ours(num_envs: int, seconds: float, *, tcp: bool = False) -> float:
+def ours(num_envs: int, seconds: float, *, tcp: bool = False, by_records: bool = False) -> Rate:
     spec = spec_of("TextEnv")
     if not tcp:
         with RemoteVectorEnv(spec, num_envs, num_workers=NUM_WORKERS) as envs:
-            return steps_per_second(envs, "", seconds, lambda _: "go")
+            return rate_of(envs, envs.worker_pids, seconds, by_records=by_records)
     with (
         EnvServer(spec, "tcp://127.0.0.1:*", num_workers=NUM_WORKERS) as server,
         RemoteVectorEnv.connect(server.addresses, num_envs, wrap=False) as envs,
     ):
-        return steps_per_second(envs, "", seconds, lambda _: "go")
+        return rate_of(envs, server.worker_pids, seconds, by_records=by_records)
 
 
-def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool) -> float:
+def rate_of(
+    envs: VectorEnv, pids: Sequence[int | None], seconds: float, *, by_records: bool
+) -> Rate:
+    """Steps per second, and what they cost."""
+
+    def run(seconds: float) -> float:
+        if by_records:
+            return steps_per_second(envs, "", seconds, lambda _: "go")
+        return batched_steps_per_second(envs, seconds)
+
+    run(0.2)  # what is bought once is no part of a step
+    began, start = [cpu_seconds(os.getpid()), sum(map(cpu_seconds, pids))], time.perf_counter()
+    rate = run(seconds)
+    num_steps = rate * (time.perf_counter() - start)
+    ended = [cpu_seconds(os.getpid()), sum(map(cpu_seconds, pids))]
+    client, workers = (
+        1e6 * (last - first) / num_steps for first, last in zip(began, ended, strict=True)
+    )
+    return rate, f"CPU us a step: client {client:.1f}, workers {workers:.1f}" if workers else ""
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """CPU time of all threads of a process so far; 0 where the machine does not tell."""
+    told = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in told) / 1e9
+
+
+def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool) -> Rate:
     envs = gymnasium.vector.AsyncVectorEnv(
         [TextEnvOfFixedLength] * num_envs, shared_memory=shared_memory
     )
@@ -136,21 +166,21 @@ def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool) -> fl
         while time.perf_counter() - start < seconds:
             envs.step(actions)
             num_steps += num_envs
-        return num_steps / (time.perf_counter() - start)
+        return num_steps / (time.perf_counter() - start), ""
 
 
-def openenv(python: str, num_envs: int, seconds: float) -> float:
+def openenv(python: str, num_envs: int, seconds: float) -> Rate:
     command = [python, str(OPENENV), str(num_envs), str(seconds)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
     if run.returncode:
         raise RuntimeError(f"OpenEnv failed: {run.stderr[-2000:]}")
-    return float(run.stdout.split()[-1])
+    return float(run.stdout.split()[-1]), ""
 
 
 # ---- other measurements, in the unit of their line ----
 
 
-def cost_of_a_slow_one(seconds: float) -> float:
+def cost_of_a_slow_one(seconds: float) -> Rate:
     """By how much the others slow down, in percent, when one of 8 environments is 100 times as slow."""
 
     def rate(envs: VectorEnv) -> float:
@@ -170,10 +200,10 @@ def cost_of_a_slow_one(seconds: float) -> float:
         rate(envs)
         even = rate(envs)
         reset_all(envs, [1] + [0] * 7)
-        return 100.0 * (1.0 - rate(envs) / even)
+        return 100.0 * (1.0 - rate(envs) / even), ""
 
 
-def cost_of_a_picture(seconds: float) -> float:
+def cost_of_a_picture(seconds: float) -> Rate:
     """Milliseconds that ipc adds to a step that shows a picture."""
     env = PictureEnv()
     start = time.perf_counter()
@@ -189,54 +219,84 @@ def cost_of_a_picture(seconds: float) -> float:
             (result,) = envs.recv()
             times.append(time.perf_counter() - start)
             assert np.asarray(result.observation).shape == (480, 640, 3)
-    return 1000.0 * (float(np.median(times)) - bare_s)
+    return 1000.0 * (float(np.median(times)) - bare_s), ""
 
 
-def measure(options: argparse.Namespace) -> Iterator[tuple[str, str, float | None, str]]:
-    """Key, what it is, what was measured (None when it could not be) and its unit."""
+def measure(options: argparse.Namespace) -> Iterator[Finding]:
+    """Key, what it is, what was measured (None when it could not be), its unit, and what else there is to say."""
 
-    def best(rate: Callable[[], float], pick: Callable[..., float] = max) -> float:
-        return pick(rate() for _ in range(options.rounds))
+    def best(rate: Callable[[], Rate], pick: Callable[..., Rate] = max) -> Rate:
+        return pick((rate() for _ in range(options.rounds)), key=lambda found: found[0])
 
     few, many, seconds = NUM_PEER_ENVS, options.num_envs, options.seconds
-    unit = "steps/s"
-    yield "in_process", f"in process, {few}", best(lambda: in_process(few, seconds)), unit
-    yield "ipc", f"ipc, {few}", best(lambda: ours(few, seconds)), unit
-    yield "tcp", f"tcp, {few}", best(lambda: ours(few, seconds, tcp=True)), unit
-    yield "ipc_many", f"ipc, {many}", best(lambda: ours(many, seconds)), unit
-    for key, shared in (("pipes", False), ("shared", True)):
-        name = f"Gymnasium AsyncVectorEnv, {'shared memory' if shared else 'pipes'}, {few}"
-        rate = best(lambda shared=shared: gymnasium_async(few, seconds, shared_memory=shared))
-        yield key, name, rate, unit
-    rate = None
+    near = {
+        "in_process": (f"in process, {few}", lambda: in_process(few, seconds)),
+        "ipc": (f"ipc, {few}", lambda: ours(few, seconds)),
+        "tcp": (f"tcp, {few}", lambda: ours(few, seconds, tcp=True)),
+        "ipc_many": (f"ipc, {many}", lambda: ours(many, seconds)),
+        "tcp_many": (f"tcp, {many}", lambda: ours(many, seconds, tcp=True)),
+        "records": (f"ipc, {many}, by records", lambda: ours(many, seconds, by_records=True)),
+        "pipes": (
+            f"Gymnasium AsyncVectorEnv, pipes, {few}",
+            lambda: gymnasium_async(few, seconds, shared_memory=False),
+        ),
+        "shared": (
+            f"Gymnasium AsyncVectorEnv, shared memory, {few}",
+            lambda: gymnasium_async(few, seconds, shared_memory=True),
+        ),
+    }
+    for key, (name, rate) in near.items():
+        yield key, name, *best(rate), "steps/s"
+    told: tuple[float | None, str] = None, "openenv is not installed (--openenv-python)"
     if options.openenv_python:
-        rate = best(lambda: openenv(options.openenv_python, few, seconds))
-    yield "openenv", f"OpenEnv websocket, {few}", rate, unit
+        told = best(lambda: openenv(options.openenv_python, few, seconds))
+    yield "openenv", f"OpenEnv websocket, {few}", *told, "steps/s"
     slow = best(lambda: cost_of_a_slow_one(seconds), min)
-    yield "slow_one", "one environment 100 times slower costs the others", slow, "%"
+    yield "slow_one", "one environment 100 times slower costs the others", *slow, "%"
     picture = best(lambda: cost_of_a_picture(seconds), min)
-    yield "picture", "a 640x480 RGB observation over ipc adds", picture, "ms"
+    yield "picture", "a 640x480 RGB observation over ipc adds", *picture, "ms"
+
+
+AIMS = {"ipc_many": "at least 200,000", "slow_one": "under 5", "picture": "under 1"}
+RATIOS = {
+    "pipes": ("AsyncVectorEnv with pipes", "at least 15"),
+    "shared": ("AsyncVectorEnv with shared memory", ""),
+    "openenv": ("OpenEnv", "at least 50"),
+    "in_process": ("in process", ""),
+}
+"""What `ipc` is compared with, and the aim."""
+
+
+def show(name: str, value: str, unit: str, *remarks: str) -> None:
+    said = "; ".join(remark for remark in remarks if remark)
+    print(f"  {name:<52}{value:>12} {unit:<8}{said}".rstrip(), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--openenv-python", help="interpreter with `openenv`; without it, skipped")
-    parser.add_argument("--num-envs", type=int, default=1024, help="of the line of ours with many")
+    parser.add_argument("--num-envs", type=int, default=1024, help="of the lines of ours with many")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="where to write the numbers too")
     options = parser.parse_args()
-    print(f"{NUM_WORKERS} workers; best of {options.rounds} rounds of {options.seconds:g} s")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    print(
+        f"{NUM_WORKERS} workers on {cores} cores; best of {options.rounds} rounds of "
+        f"{options.seconds:g} s"
+    )
     found: dict[str, float] = {}
-    for key, name, value, unit in measure(options):
+    for key, name, value, remark, unit in measure(options):
         if value is None:
-            print(f"  {name:<52} skipped: openenv is not installed (--openenv-python)")
+            show(name, "skipped", "", remark)
             continue
         found[key] = value
-        print(f"  {name:<52}{value:>12,.{0 if unit == 'steps/s' else 2}f} {unit}", flush=True)
-    for key, name in (("pipes", "pipes"), ("shared", "shared memory"), ("openenv", "OpenEnv")):
+        aim = f"aim: {AIMS[key]}" if key in AIMS else ""
+        show(name, f"{value:,.{0 if unit == 'steps/s' else 2}f}", unit, aim, remark)
+    for key, (name, aim) in RATIOS.items():
         if key in found:
-            print(f"  ipc / {name:<46}{found['ipc'] / found[key]:>12.1f} x")
+            ratio = f"{found['ipc'] / found[key]:,.2f}"
+            show(f"ipc, {NUM_PEER_ENVS} / {name}", ratio, "x", aim and f"aim: {aim}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -166,7 +166,11 @@ class ResultBatch(Sequence[EnvResult]):
     @classmethod
     def of(cls, results: Iterable[EnvResult]) -> ResultBatch:
         """The batch that holds these results."""
-        rows = [tuple(getattr(result, name) for name in _FIELDS) for result in results]
+        return cls.of_rows([tuple(getattr(result, name) for name in _FIELDS) for result in results])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> ResultBatch:
+        """The batch of these rows: values in the order of the fields of `EnvResult`."""
         columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
         return cls(*(columns or [[] for _ in _FIELDS]))
 

@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from longstep.arguments import check_count
 from longstep.commands import (
@@ -44,6 +44,10 @@ __all__ = [
     "check_commands",
     "next_command_id",
 ]
+
+
+_Row: TypeAlias = tuple[int, int, str, float, bool, bool, dict[str, Any], str | None, float]
+"""The fields of an `EnvResult`."""
 
 
 class GroupVectorEnv(LockstepEnv):
@@ -88,7 +92,7 @@ class GroupVectorEnv(LockstepEnv):
         self._in_episode = [False] * num_envs
         self._pending: deque[EnvCommand] = deque()
         self._busy: set[int] = set()
-        self._ready: list[EnvResult] = []
+        self._ready: list[_Row] = []
         self._envs[0] = self._build()
 
     @property
@@ -110,7 +114,7 @@ class GroupVectorEnv(LockstepEnv):
         )
         self._pending.extend(commands)
 
-    def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> list[EnvResult]:
+    def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> ResultBatch:
         """Run all queued commands and return their results. The arguments play no part: nothing runs in between.
 
         KeyboardInterrupt and SystemExit pass through; the results that were there already, and one with an error for
@@ -119,9 +123,9 @@ class GroupVectorEnv(LockstepEnv):
         while self._pending:
             command = self._pending.popleft()
             self._ready.append(self._execute(command))
-        results, self._ready = self._ready, []
-        for result in results:
-            self._busy.discard(result.slot)
+        results = ResultBatch.of_rows(self._ready)
+        self._ready = []
+        self._busy.difference_update(results.slots)
         return results
 
     def close(self) -> None:
@@ -146,7 +150,7 @@ class GroupVectorEnv(LockstepEnv):
             )
         return env
 
-    def _execute(self, command: EnvCommand) -> EnvResult:
+    def _execute(self, command: EnvCommand) -> _Row:
         """Run one command; an environment's exception becomes the result's error."""
         slot, start = command.slot, time.perf_counter()
         try:
@@ -158,18 +162,10 @@ class GroupVectorEnv(LockstepEnv):
                 if env is None or command.action is None:
                     raise EnvError("the environment was lost when it was interrupted; reset it")
                 observation, reward, terminated, truncated, info = env.step(command.action)
+            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
             self._in_episode[slot] = not (terminated or truncated)
-            return EnvResult(
-                slot=slot,
-                command_id=command.command_id,
-                observation=observation,
-                reward=float(reward),
-                terminated=bool(terminated),
-                truncated=bool(truncated),
-                info=info,
-                error=None,
-                seconds=time.perf_counter() - start,
-            )
+            told = observation, reward, terminated, truncated, info, None
+            return slot, command.command_id, *told, time.perf_counter() - start
         except Exception as failure:
             self._discard(slot)
             return _failed(command, _describe(failure), start)
@@ -208,15 +204,6 @@ def _describe(failure: Exception) -> str:
         return f"{type(failure).__name__} (its message raised {type(error).__name__})"
 
 
-def _failed(command: EnvCommand, error: str, start: float) -> EnvResult:
-    return EnvResult(
-        slot=command.slot,
-        command_id=command.command_id,
-        observation="",
-        reward=0.0,
-        terminated=False,
-        truncated=False,
-        info={},
-        error=error,
-        seconds=time.perf_counter() - start,
-    )
+def _failed(command: EnvCommand, error: str, start: float) -> _Row:
+    seconds = time.perf_counter() - start
+    return command.slot, command.command_id, "", 0.0, False, False, {}, error, seconds

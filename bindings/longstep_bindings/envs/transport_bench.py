@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import gymnasium
 
-from longstep.commands import CommandBatch, EnvCommand, EnvResult, VectorEnv, next_command_id
+from longstep.commands import (
+    CommandBatch,
+    EnvCommand,
+    EnvResult,
+    ResultBatch,
+    VectorEnv,
+    next_command_id,
+)
 from longstep.errors import EnvError
 from longstep.spaces import TextSpace
 from longstep.types import Task
@@ -70,23 +77,29 @@ def steps_per_second(
     return num_steps / elapsed_s
 
 
-def batched_steps_per_second(envs: RemoteVectorEnv, seconds: float) -> float:
+def batched_steps_per_second(envs: VectorEnv, seconds: float) -> float:
     """The same of environments that never end, by columns: a batch comes, a batch goes."""
-    envs.reset(seeds=range(envs.num_envs))
-    slots = range(envs.num_envs)
-    envs.send(CommandBatch(slots, ["go"] * len(slots)))
-    results, num_steps = envs.recv(envs.num_envs), 0
-    start = time.perf_counter()
+    tasks = [Task(env_id="", seed=1)] * envs.num_envs
+    starts = [
+        EnvCommand(slot=slot, command_id=next_command_id(), task=task)
+        for slot, task in enumerate(tasks)
+    ]
+    envs.send(starts)
+    results, num_steps, start = _batch(envs.recv(envs.num_envs)), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         if any(results.errors):
-            raise EnvError(f"expected no error, got {results.errors}")
+            raise EnvError(f"expected no error, got {set(results.errors)}")
         actions = ["go" if observation else "" for observation in results.observations]
         envs.send(CommandBatch(results.slots, actions))
-        results = envs.recv()
+        results = _batch(envs.recv())
         num_steps += len(results)
     elapsed_s = time.perf_counter() - start
     envs.recv(envs.num_envs)
     return num_steps / elapsed_s
+
+
+def _batch(results: Sequence[EnvResult]) -> ResultBatch:
+    return results if isinstance(results, ResultBatch) else ResultBatch.of(results)
 
 
 def measure(num_envs: int, num_workers: int, seconds: float) -> Iterator[tuple[str, float]]:
@@ -100,14 +113,22 @@ def measure(num_envs: int, num_workers: int, seconds: float) -> Iterator[tuple[s
     def obey(result: EnvResult) -> str:
         return result.info["allowed_completions"][0]
 
-    kinds = {"600 characters, raw": (raw, "", say), "KeyDoor, prompts": (agent, KEYDOOR, obey)}
-    for name, (spec, env_id, choose) in kinds.items():
+    def rates(kind: str, envs: VectorEnv) -> Iterator[tuple[str, float]]:
+        if kind == "raw":
+            yield "600 characters, by columns", batched_steps_per_second(envs, seconds)
+            yield "600 characters, by records", steps_per_second(envs, "", seconds, say)
+        else:
+            yield "KeyDoor, prompts", steps_per_second(envs, KEYDOOR, seconds, obey)
+
+    for kind, spec in (("raw", raw), ("agent", agent)):
         with RemoteVectorEnv(spec, num_envs, num_workers=num_workers) as envs:
-            yield f"{name}: ipc", steps_per_second(envs, env_id, seconds, choose)
+            for name, rate in rates(kind, envs):
+                yield f"{name}: ipc", rate
         with (
             EnvServer(spec, "tcp://127.0.0.1:*", num_workers=num_workers) as server,
             RemoteVectorEnv.connect(server.addresses, num_envs, wrap=False) as envs,
         ):
-            yield f"{name}: tcp", steps_per_second(envs, env_id, seconds, choose)
+            for name, rate in rates(kind, envs):
+                yield f"{name}: tcp", rate
     with closing(GroupVectorEnv(KEYDOOR, num_envs)) as envs:
         yield "KeyDoor, prompts: in process", steps_per_second(envs, KEYDOOR, seconds, obey)
