@@ -135,7 +135,9 @@ class ActorsPolicy:
         self._actors.close()
 
 
-def start_actors(config: RunConfig, model: Any, tokenizer: Any, folder: Path) -> ActorPolicy:
+def start_actors(
+    config: RunConfig, model: Any, tokenizer: Any, folder: Path, *, trains: bool
+) -> ActorPolicy:
     """The actors of a run, with the model as it was before any update.
 
     Args:
@@ -143,6 +145,7 @@ def start_actors(config: RunConfig, model: Any, tokenizer: Any, folder: Path) ->
         model: What is trained.
         tokenizer: The model's.
         folder: For the actors' output, and for the model where it has no folder of its own.
+        trains: Whether they will be given weights.
 
     Raises:
         MissingExtraError: The actors' interpreter lacks the engine.
@@ -169,7 +172,7 @@ def start_actors(config: RunConfig, model: Any, tokenizer: Any, folder: Path) ->
             start_timeout_s=actor.start_timeout_s,
         )
     try:
-        _check_descriptions(config, policy)
+        _check_descriptions(config, policy, trains=trains)
     except BaseException:
         policy.close()
         raise
@@ -237,7 +240,7 @@ def engine_options(config: RunConfig, model: Any) -> dict[str, Any]:
     return options
 
 
-def _check_descriptions(config: RunConfig, policy: ActorPolicy) -> None:
+def _check_descriptions(config: RunConfig, policy: ActorPolicy, *, trains: bool) -> None:
     """Refuse actors that cannot do what the run needs of them."""
     for description in policy.pool.descriptions:
         what = f"an actor of the engine `{description.engine}`"
@@ -246,6 +249,8 @@ def _check_descriptions(config: RunConfig, policy: ActorPolicy) -> None:
                 f"expected actors that read {config.row_max_tokens} tokens (`train.max_length`), got {what} that reads "
                 f"{description.max_length}; lower `train.max_length`, or start it with a longer context"
             )
+        if not trains:
+            continue
         if config.model.use_lora and not description.takes_adapters:
             raise ConfigError(
                 f"expected actors that take adapters with `model.use_lora`, got {what} that takes none; start it with "

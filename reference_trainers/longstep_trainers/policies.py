@@ -56,7 +56,12 @@ class TrainedPolicy(Policy, Protocol):
 
 
 def open_policy(
-    config: RunConfig, model: Any, tokenizer: Any, *, version: int, folder: Path | None = None
+    config: RunConfig,
+    model: Any,
+    tokenizer: Any,
+    *,
+    version: int | None,
+    folder: Path | None = None,
 ) -> TrainedPolicy:
     """The policy that the settings ask for, with the model's present weights.
 
@@ -64,21 +69,25 @@ def open_policy(
         config: Settings of the run.
         model: What is trained.
         tokenizer: The model's.
-        version: Number of weight updates made so far.
+        version: Number of weight updates made so far. None for an evaluation: actors that run elsewhere keep what they
+            serve.
         folder: For what actors need on disk; None means `actors` in the run's own. Not used without actors.
 
     Raises:
         LongstepError: Actors could not be started; the message has their own words.
     """
     if not config.actor.uses_actors:
-        return InProcessPolicy(model, tokenizer, version=version)
+        return InProcessPolicy(model, tokenizer, version=version or 0)
     for name in ("zmq", "msgpack"):
         require(name, extra="bindings", needed_by="actors")
     from longstep_trainers.actors import ActorsPolicy, start_actors
 
     folder = folder or Path(config.output_dir) / "actors"
-    policy = ActorsPolicy(start_actors(config, model, tokenizer, folder), model, config)
-    if version:
+    trains = version is not None
+    actors = start_actors(config, model, tokenizer, folder, trains=trains)
+    policy = ActorsPolicy(actors, model, config)
+    # Actors that were started for this run have the weights that training began with.
+    if version is not None and (version > 0 or config.actor.addresses):
         try:
             policy.send(version, probe=None)
         except BaseException:

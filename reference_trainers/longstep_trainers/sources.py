@@ -22,12 +22,12 @@ from typing import Protocol
 
 import numpy as np
 
-from longstep.errors import EnvError
+from longstep.errors import EnvError, PolicyError
 from longstep.policy import Policy
 from longstep.recording import RolloutBatch
 from longstep.rollout import EpisodeGroup, Rollout
 from longstep.tasks import TaskStream
-from longstep.types import StepRecord, Task
+from longstep.types import StepRecord, StopReason, Task
 from longstep.vector import VectorEnv
 from longstep_trainers.config import RunConfig
 
@@ -48,6 +48,7 @@ class BatchSource(Protocol):
 
         Raises:
             EnvError: Not one trajectory can be used.
+            PolicyError: ... because the policy answered none.
         """
         ...
 
@@ -273,9 +274,14 @@ class StreamSource:
 
 def check_usable(batch: RolloutBatch) -> None:
     """Raise when not one trajectory came to its end: the next rollout would fare no better."""
-    if not batch.rows:
-        first = batch.errors[0] if batch.errors else "no trajectory took a step"
-        raise EnvError(
-            f"expected at least one usable trajectory, got {len(batch.errors)} failures at the rollout, the first "
-            f"being: {first}; play the environment by itself with `longstep check-env`"
-        )
+    if batch.rows:
+        return
+    first = batch.errors[0] if batch.errors else "no trajectory took a step"
+    told = (
+        f"expected at least one usable trajectory, got {len(batch.errors)} failures at the rollout, the first being: "
+        f"{first}"
+    )
+    reasons = {trajectory.stop_reason for trajectory in batch.trajectories}
+    if reasons == {StopReason.POLICY_FAILURE}:
+        raise PolicyError(f"{told}; what actors write is in `actors` of the output folder")
+    raise EnvError(f"{told}; play the environment by itself with `longstep check-env`")

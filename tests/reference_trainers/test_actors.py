@@ -104,8 +104,8 @@ def seen_pools(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     pools: list[Any] = []
     real = actors.start_actors
 
-    def start_actors(*arguments: Any) -> Any:
-        policy = real(*arguments)
+    def start_actors(*arguments: Any, **more: Any) -> Any:
+        policy = real(*arguments, **more)
         pools.append(policy.pool)
         return policy
 

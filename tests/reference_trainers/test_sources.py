@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from longstep.actions import ChoiceParser
 from longstep.env import LLMAgentEnv
-from longstep.errors import EnvError
+from longstep.errors import EnvError, PolicyError
 from longstep.policy import FunctionPolicy
 from longstep.recording import RolloutBatch
 from longstep.rollout import EpisodeGroup, Rollout
@@ -233,6 +234,21 @@ def test_what_fails_in_the_thread_is_raised_where_the_batch_is_asked_for() -> No
 def test_nothing_but_failures_is_an_error_that_says_what_failed() -> None:
     with Rig(max_staleness=1, text="fall") as rig, pytest.raises(EnvError, match="fell over"):
         rig.source.next_batch()
+
+
+def test_nothing_but_refusals_of_the_policy_are_the_policys_error() -> None:
+    def refuses(request: GenerationRequest) -> str:
+        raise RuntimeError("out of memory")
+
+    with closing(GroupVectorEnv(make_env, 4)) as envs:
+        source = CollectSource(
+            Rollout(envs, FunctionPolicy(refuses), group_size=2),
+            endless(),  # type: ignore[arg-type]
+            1,
+            iteration=0,
+        )
+        with pytest.raises(PolicyError, match="out of memory"):
+            source.next_batch()
 
 
 def test_failed_members_age_nothing() -> None:
