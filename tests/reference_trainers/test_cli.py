@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from longstep import kernels
 from longstep.cli import main
 from longstep_trainers.config_files import dump_config, load_config
 from longstep_trainers.tracking import read_metrics
@@ -229,6 +231,18 @@ def test_a_run_does_not_go_on_with_the_settings_of_another(
     arguments = [f"--config={config_file}", f"--output_dir={folder}", "--resume=auto"]
     assert main(["train", *arguments, "--seed=4"]) == 2
     assert "got 4 instead of 3 at `seed`" in capsys.readouterr().err
+
+
+def test_kernels_are_compiled_beside_a_run_that_groups_by_similarity(
+    config_file: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("numba", reason="needs the 'fast' extra")
+    arguments = [f"--config={config_file}", f"--output_dir={tmp_path}", "--train.total_steps=1"]
+    assert main(["train", *arguments, "--algorithm.gigpo.similarity_threshold=0.9"]) == 0
+    for thread in threading.enumerate():
+        if thread.name == "longstep-warm-up":
+            thread.join(120)
+    assert kernels.backend() == "numba"
 
 
 def test_models_lists_what_can_be_pulled(capsys: pytest.CaptureFixture[str]) -> None:
