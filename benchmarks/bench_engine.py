@@ -14,24 +14,10 @@ from longstep_bindings.engines.transformers_engine import TransformersEngine
 from longstep_trainers.model import build_embedded
 
 BATCH_SIZE = 128
-WORDS = [
-    "room",
-    "door",
-    "key",
-    "north",
-    "south",
-    "east",
-    "west",
-    "you",
-    "are",
-    "in",
-    "the",
-    "red",
-    "blue",
-    "green",
-    "closed",
-    "open",
-]
+WORDS = (
+    "room", "door", "key", "north", "south", "east", "west", "you", "are", "in", "the", "red", "blue",
+    "green", "closed", "open",
+)  # fmt: skip
 ACTIONS = ("go north", "go south", "go east", "go west", "take key", "open door")
 
 

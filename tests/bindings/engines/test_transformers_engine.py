@@ -13,24 +13,10 @@ from longstep.types import FinishReason, GenerationRequest, Message, Prompt
 from longstep_bindings.engines.transformers_engine import TransformersEngine
 from longstep_trainers.model import apply_lora, build_embedded
 
-WORDS = [
-    "room",
-    "door",
-    "key",
-    "north",
-    "south",
-    "east",
-    "west",
-    "you",
-    "are",
-    "in",
-    "the",
-    "red",
-    "blue",
-    "green",
-    "closed",
-    "open",
-]
+WORDS = (
+    "room", "door", "key", "north", "south", "east", "west", "you", "are", "in", "the", "red", "blue",
+    "green", "closed", "open",
+)  # fmt: skip
 ACTIONS = ("go north", "go south", "go east", "go", "take key", "open the door")
 WILD = ("go", "go north", "öffne die Tür", "go north now", "左へ行く", "左へ", "go northern")
 
