@@ -105,7 +105,12 @@ def test_bench_transport_prints_a_rate_for_each_way(capsys):
     assert cli.bench(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 environments, 1 workers; steps/s"
-    assert [line.rpartition(":")[2].split()[0] for line in lines[1:]] == ["ipc", "tcp"] * 2 + ["in"]
+    assert [line.rpartition(":")[2].split()[0] for line in lines[1:]] == [
+        *("ipc", "ipc", "tcp", "tcp"),
+        "ipc",
+        "tcp",
+        "in",
+    ]
     assert all(float(line.split()[-1].replace(",", "")) > 0 for line in lines[1:])
 
 

@@ -14,8 +14,8 @@ import foreign_envs
 import gymnasium
 import numpy as np
 import pytest
-import zmq
 from helpers import gather, is_running, reset, step, wait_until
+from raw_peer import RawPeer
 
 import longstep_bindings.envs
 from longstep.commands import EnvCommand, next_command_id
@@ -24,7 +24,7 @@ from longstep.errors import ConfigError, DataError, DeadlineError, SessionLostEr
 from longstep.vector import GroupVectorEnv
 from longstep_bindings.envs.client import RemoteVectorEnv
 from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
-from longstep_bindings.heads import Kind, pack_head, unpack_head
+from longstep_bindings.heads import Kind, pack_head
 from longstep_bindings.rpc import Client
 from longstep_bindings.wire import decode, encode
 
@@ -70,6 +70,10 @@ def client_of(serving, **changes):
 
 def connect(serving, num_envs, **settings):
     return RemoteVectorEnv.connect(serving.address, num_envs, connect_timeout_s=60.0, **settings)
+
+
+def raw_peer_of(address):
+    return RawPeer(address, service=SERVICE, version=VERSION)
 
 
 def open_slots(client, num_slots, timeout_s=60.0):
@@ -312,7 +316,7 @@ def test_it_ends_with_its_parent_and_leaves_no_socket_file():
 def test_the_environments_of_a_silent_client_are_closed(tmp_path):
     log = tmp_path / "log"
     quick = ("--heartbeat", "0.2", "--lost-after", "1.5")
-    with Serving("Corridor", *quick, log=str(log)) as serving, RawPeer(serving.address) as peer:
+    with Serving("Corridor", *quick, log=str(log)) as serving, raw_peer_of(serving.address) as peer:
         peer.hello()
         peer.request(1, "open", {"environment": None, "num_slots": 1, "owner": 1})
         assert peer.hear()[0].kind is Kind.REPLY
@@ -324,44 +328,6 @@ def test_the_environments_of_a_silent_client_are_closed(tmp_path):
 # ---- peers that speak the protocol badly ----------------------------------------------------------------------------
 
 
-class RawPeer:
-    """A DEALER socket and nothing more."""
-
-    def __init__(self, address):
-        self.token = os.urandom(16)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.connect(address)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._context.destroy(linger=0)
-
-    def send(self, *frames):
-        self._socket.send_multipart(frames)
-
-    def tell(self, kind, *fields, frames=()):
-        self.send(pack_head(kind, self.token, *fields), *frames)
-
-    def request(self, seq, method, value=None, *, open_seqs=None, upto=None, ms=60_000):
-        open_seqs = [seq] if open_seqs is None else open_seqs
-        fields = (seq, upto or max([seq, *open_seqs]), open_seqs, ms, method)
-        self.tell(Kind.REQUEST, *fields, frames=encode(value))
-
-    def hear(self, timeout_s=30.0):
-        if not self._socket.poll(timeout_s * 1000):
-            return None
-        head, *frames = self._socket.recv_multipart()
-        return unpack_head(head), frames
-
-    def hello(self, **changes):
-        asked = {"name": "raw", "service": SERVICE, "service_version": VERSION, **changes}
-        self.tell(Kind.HELLO, asked)
-        return self.hear()[0]
-
-
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "log"
@@ -370,7 +336,10 @@ def log(tmp_path):
 @pytest.fixture
 def peer(log):
     """A raw peer with one slot that was reset: requests 1 and 2."""
-    with Serving("Corridor", length=9, log=str(log)) as serving, RawPeer(serving.address) as peer:
+    with (
+        Serving("Corridor", length=9, log=str(log)) as serving,
+        raw_peer_of(serving.address) as peer,
+    ):
         peer.hello()
         peer.request(1, "open", {"environment": None, "num_slots": 1, "owner": 1})
         assert peer.hear()[0].fields == (1,)
@@ -442,17 +411,17 @@ def test_more_requests_than_credits_are_not_taken(peer, log):
 
 
 def test_others_are_refused_with_a_reason(peer):
-    address = peer._socket.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+    address = peer.address
     for changes, said in (
         ({"service": "test.other"}, "expected a client of `longstep.env` version 1"),
         ({"name": "raw"}, "expected a client name that is not in use"),
         ({"name": ""}, "expected a name of 1 to 200 characters"),
     ):
-        with RawPeer(address) as other:
+        with raw_peer_of(address) as other:
             head = other.hello(**changes)
             assert head.kind is Kind.REFUSED
             assert said in head.fields[1]
-    with RawPeer(address) as other:
+    with raw_peer_of(address) as other:
         other.send(encode([2, 1, other.token, {}])[0])
         head, _ = other.hear()
         assert head.fields[0] == "ProtocolError"

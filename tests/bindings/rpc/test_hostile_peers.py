@@ -1,60 +1,21 @@
 """Peers that speak the protocol badly, over a real socket: the server carries on and its other clients notice nothing."""
 
-import os
 import random
 
 import msgpack
 import pytest
-import zmq
+from raw_peer import RawPeer
 from rpc_service import Recorder
 
-from longstep_bindings.heads import Kind, pack_head, unpack_head
+from longstep_bindings.heads import Kind
 from longstep_bindings.limits import Limits
 from longstep_bindings.rpc import Client, Server, Terms
 from longstep_bindings.testing import wait_until
-from longstep_bindings.wire import decode, encode
+from longstep_bindings.wire import decode
 
 SMALL = Limits(
     max_body_bytes=10_000, max_frame_bytes=20_000, max_frames=4, max_message_bytes=50_000
 )
-
-
-class RawPeer:
-    """A DEALER socket and nothing more."""
-
-    def __init__(self, address):
-        self.token = os.urandom(16)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.connect(address)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._context.destroy(linger=0)
-
-    def send(self, *frames):
-        self._socket.send_multipart(frames)
-
-    def tell(self, kind, *fields, frames=()):
-        self.send(pack_head(kind, self.token, *fields), *frames)
-
-    def request(self, seq, method, value=None, *, open_seqs=None, upto=None, ms=10_000):
-        open_seqs = [seq] if open_seqs is None else open_seqs
-        fields = (seq, upto or max([seq, *open_seqs]), open_seqs, ms, method)
-        self.tell(Kind.REQUEST, *fields, frames=encode(value))
-
-    def hear(self, timeout_s=5.0):
-        if not self._socket.poll(timeout_s * 1000):
-            return None
-        head, *frames = self._socket.recv_multipart()
-        return unpack_head(head), frames
-
-    def hello(self, **changes):
-        asked = {"name": "raw", "service": "test.recorder", "service_version": 1, **changes}
-        self.tell(Kind.HELLO, asked)
-        return self.hear()[0]
 
 
 @pytest.fixture
@@ -71,7 +32,7 @@ def server(recorder):
 
 @pytest.fixture
 def peer(server):
-    with RawPeer(server.address) as peer:
+    with RawPeer(server.address, service="test.recorder") as peer:
         yield peer
 
 
@@ -96,7 +57,7 @@ def test_a_frame_beyond_every_limit_costs_the_connection_only(server, peer):
         client.call("add", 1, timeout_s=10)
         peer.send(b"x" * 1_000_000)
         assert client.call("add", 1, timeout_s=10) == 2
-    with RawPeer(server.address) as other:
+    with RawPeer(server.address, service="test.recorder") as other:
         assert other.hello().kind is Kind.WELCOME
 
 
