@@ -106,6 +106,8 @@ class ActorLink:
         """Long calls under way, during which no completions may come."""
         self._trouble = threading.Event()
         self._trouble_text = ""
+        self._is_condemned = False
+        """True when this very actor is of no use, whatever its session does."""
         self._closing = threading.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(
@@ -167,11 +169,12 @@ class ActorLink:
         timeout_s = self._settings.update_timeout_s
         order = {"kind": parcel.kind, "version": parcel.version, "token": parcel.token}
         if parcel.route == "shared_memory" and self._shares_memory:
-            version = client.call("load", {**order, "path": str(parcel.path)}, timeout_s=timeout_s)
+            order["path"] = str(parcel.path)
+            version = self._ask(client, "load", order, timeout_s=timeout_s)
         else:
             with self._connected(client.address) as courier:
-                order["transfer"] = send_files(courier, parcel)
-                version = courier.call("load", order, timeout_s=timeout_s)
+                order["transfer"] = send_files(courier, parcel, check=self._check_there)
+                version = self._ask(courier, "load", order, timeout_s=timeout_s)
         if version != parcel.version:
             raise ProtocolError(f"expected version {parcel.version} to serve, got {version!r}")
         self._token, self.policy_version = parcel.token, parcel.version
@@ -186,7 +189,21 @@ class ActorLink:
         with self._owner.lock:
             client = self.lane.client
         if client is not None:
+            self._is_condemned = True
             self._report(client, why)
+
+    def _ask(self, client: Client, method: str, value: Any, *, timeout_s: float) -> Any:
+        """The answer of a method that may take long; an actor's death is noticed at once."""
+        arrived = threading.Event()
+        pending = client.submit(method, value, timeout_s=timeout_s, on_done=lambda _: arrived.set())
+        while not arrived.wait(_WATCH_S):
+            self._check_there()
+        return pending.result()
+
+    def _check_there(self) -> None:
+        why = "the pool was closed" if self._closing.is_set() else self.place.why_down()
+        if why is not None:
+            raise SessionLostError(why)
 
     def served_device_weights(self, version: int) -> None:
         """Take note of weights that came by vLLM's own transfer."""
@@ -197,6 +214,7 @@ class ActorLink:
 
     def _report(self, client: Client, trouble: str) -> None:
         if client is self.lane.client:
+            self._is_condemned |= client.lost is None  # there is a session, and it is of no use
             self._trouble_text = self._trouble_text or trouble
             self._trouble.set()
 
@@ -244,10 +262,13 @@ class ActorLink:
             self._owner.wake()
 
     def _connect(self) -> Client:
+        """A session with a new actor."""
         self.address = self.place.open()
-        client = self._connected(self.address)
+        return self._introduced(self._connected(self.address))
+
+    def _introduced(self, client: Client) -> Client:
         try:
-            self._described(client.call("describe", timeout_s=_DESCRIBE_TIMEOUT_S))
+            self._described(self._ask(client, "describe", None, timeout_s=_DESCRIBE_TIMEOUT_S))
         except BaseException:
             client.close()
             raise
@@ -274,8 +295,10 @@ class ActorLink:
                     self._load_newest(client, parcels)
                     continue
                 self.state = "waiting"
-                if self._closing.wait(_WATCH_S) or client.lost or self.place.why_down():
-                    raise PolicyError(client.lost or self.place.why_down() or "the pool was closed")
+                self._closing.wait(_WATCH_S)
+                self._check_there()
+                if client.lost:
+                    raise SessionLostError(client.lost)
         except BaseException:
             client.close()
             raise
@@ -303,8 +326,10 @@ class ActorLink:
     def _watch(self) -> str | None:
         """Why the actor is of no more use, once it is; None when this link is closed."""
         while not self._closing.is_set():
-            if self._trouble.wait(_WATCH_S) and not self._closing.is_set():
-                return self.place.why_down() or self._trouble_text
+            if self._trouble.wait(_WATCH_S):
+                return (
+                    None if self._closing.is_set() else self.place.why_down() or self._trouble_text
+                )
             client = self.lane.client
             why = self.place.why_down() or (client and client.lost) or self._stalled()
             if why is not None:
@@ -316,6 +341,7 @@ class ActorLink:
         with self._owner.lock:
             if not self._num_busy and self.lane.silent_s > limit_s:
                 owed = self.lane.load
+                self._is_condemned = True
                 return f"the actor owes {owed} completions and gave none for {limit_s:g} s"
         return None
 
@@ -325,6 +351,8 @@ class ActorLink:
         with self._owner.lock:
             client = self.lane.close()
             self.state = "down"
+            self._trouble.clear()
+            self._trouble_text = ""
         if client is not None:
             client.close()
         with self._owner.lock:
@@ -332,13 +360,14 @@ class ActorLink:
         self._owner.read()
 
     def _recover(self, why: str) -> None:
+        if not self._is_condemned and self.place.why_down() is None and self._has_met_again(why):
+            return
         pause_s = _AGAIN_S[0]
         while not self._closing.is_set():
             _log.warning("actor %d: %s; it is replaced", self.index, why)
             self._give_up(why)
             self.place.drop()
-            self._trouble.clear()
-            self._trouble_text = ""
+            self._is_condemned = False
             self.num_restarts += 1
             if self.num_restarts > self._settings.max_restarts:
                 raise PolicyError(
@@ -353,6 +382,17 @@ class ActorLink:
                 why = str(error)
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _AGAIN_S[1])
+
+    def _has_met_again(self, why: str) -> bool:
+        """Whether the same actor takes a new session: the old one may have ended because this process slept."""
+        self._give_up(why)
+        try:
+            client = self._introduced(self._attempt(self.address, _ATTEMPT_S))
+            self._open_to(client)
+        except LongstepError:
+            return False
+        _log.warning("actor %d: %s; it is there, and goes on in a new session", self.index, why)
+        return True
 
     def begin_close(self) -> None:
         """Begin to end the session and the actor."""

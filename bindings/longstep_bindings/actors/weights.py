@@ -12,8 +12,10 @@ import errno
 import secrets
 import shutil
 import tempfile
+import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +45,7 @@ Kind = Literal["weights", "adapter"]
 _PIECE_BYTES = 4 << 20
 _PIECES_UNDER_WAY = 8
 _PIECE_TIMEOUT_S = 120.0
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,27 +201,30 @@ def _save_adapter(source: Any, folder: Path) -> list[Path]:
     return files
 
 
-def send_files(client: Client, parcel: Parcel) -> str:
+def send_files(client: Client, parcel: Parcel, *, check: Callable[[], None]) -> str:
     """Send the files of a parcel over a connection of their own; gives the name of the transfer at the actor.
+
+    Args:
+        client: The connection.
+        parcel: What to send.
+        check: Called while waiting; raises when there is nothing to wait for any more.
 
     Raises:
         WeightsError: A file changed meanwhile, or there is no room at the actor.
         DeadlineError: A piece was not taken in time.
         SessionLostError: The actor is gone.
     """
+    sender = _Sender(client, check)
     name = f"{parcel.token}-{secrets.token_hex(4)}"
     sizes = {file.name: file.stat().st_size for file in parcel.files}
-    begin = {"transfer": name, "files": sizes}
-    client.call("begin", begin, timeout_s=_PIECE_TIMEOUT_S)
-    under_way: deque[Pending] = deque()
+    sender.send("begin", {"transfer": name, "files": sizes})
+    sender.wait_for_all()
     for file in parcel.files:
         if not sizes[file.name]:
             raise WeightsError(f"expected a file that holds something, got `{file}` empty")
         with file.open("rb") as stream:
             data = np.memmap(stream, np.uint8, mode="r")
             for offset in range(0, data.size, _PIECE_BYTES):
-                while len(under_way) >= _PIECES_UNDER_WAY:
-                    under_way.popleft().result()
                 piece = {
                     "transfer": name,
                     "name": file.name,
@@ -226,7 +232,37 @@ def send_files(client: Client, parcel: Parcel) -> str:
                     "data": data[offset : offset + _PIECE_BYTES],
                 }
                 piece["checksum"] = xxh3_64_intdigest(piece["data"].data)
-                under_way.append(client.submit("chunk", piece, timeout_s=_PIECE_TIMEOUT_S))
-    while under_way:
-        under_way.popleft().result()
+                sender.send("chunk", piece)
+    sender.wait_for_all()
     return name
+
+
+class _Sender:
+    """Requests of which a few are under way at a time."""
+
+    def __init__(self, client: Client, check: Callable[[], None]) -> None:
+        self._client, self._check = client, check
+        self._under_way: deque[Pending] = deque()
+        self._arrived = threading.Event()
+
+    def send(self, method: str, value: Any) -> None:
+        """Send a request, after waiting for the first of those under way if they are many."""
+        if len(self._under_way) >= _PIECES_UNDER_WAY:
+            self._wait_for_first()
+        pending = self._client.submit(
+            method, value, timeout_s=_PIECE_TIMEOUT_S, on_done=lambda _: self._arrived.set()
+        )
+        self._under_way.append(pending)
+
+    def wait_for_all(self) -> None:
+        """Wait for the answers of all."""
+        while self._under_way:
+            self._wait_for_first()
+
+    def _wait_for_first(self) -> None:
+        first = self._under_way.popleft()
+        while not first.is_done:
+            self._arrived.wait(_LOOK_S)
+            self._arrived.clear()
+            self._check()
+        first.result()

@@ -1,7 +1,10 @@
 """Requests spread over real actor processes, and what becomes of them when actors die, hang, stop or are full."""
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from longstep.errors import ConfigError, PolicyError
 from longstep.policy import Policy
 from longstep.types import FinishReason
 from longstep_bindings.actors import ActorPolicy, ActorPool, ActorServer
-from longstep_bindings.testing import hang, is_gone, kill
+from longstep_bindings.testing import hang, is_gone, kill, resume
 
 
 def test_every_request_is_answered_once_with_its_own_answer():
@@ -303,3 +306,43 @@ def test_a_pool_has_actors():
         plain_pool(0)
     with pytest.raises(ConfigError, match="at least one actor"):
         ActorPool.connect([])
+
+
+def test_a_trainer_that_slept_finds_its_actors_again():
+    """Each side gave the other up meanwhile; the model need not be loaded again."""
+    here = Path(__file__).parent
+    with subprocess.Popen(
+        [sys.executable, str(here / "sleeper.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(here)},
+    ) as trainer:
+
+        def turn():
+            trainer.stdin.write("go\n")
+            trainer.stdin.flush()
+            return trainer.stdout.readline().split()
+
+        before = turn()
+        assert before[0] == "5"
+        hang(trainer.pid)
+        time.sleep(4.0)
+        resume(trainer.pid)
+        assert turn() == before
+        trainer.stdin.close()
+        assert trainer.wait(60.0) == 0
+
+
+def test_closing_does_not_wait_for_weights_that_an_actor_is_loading(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.zeros((4, 2), np.float32)}, tmp_path / "w.safetensors")
+    with plain_pool(1, options={"load_s": 1.0}) as pool:
+        pool.update(tmp_path / "w.safetensors", kind="weights", version=1)
+        kill(pool.actor_pids[0])
+        wait_until(lambda: pool.stats().actors[0].state == "starting")
+        wait_until(lambda: pool.actor_pids[0] is not None)
+        pids = pool.actor_pids
+        time.sleep(0.5)
+    assert all(map(is_gone, pids))
