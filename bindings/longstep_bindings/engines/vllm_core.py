@@ -107,7 +107,8 @@ class LongstepSampler(LogitsProcessor):
         for index, row in self._rows.items():
             force = row.told.get("force")
             if force is not None:
-                forced.append((index, force, None))
+                # A row that is still reading its prompt is asked too; what it says then is dropped.
+                forced.append((index, force[min(len(row.output_ids), len(force) - 1)], None))
             elif row.place is None:
                 free.append(index)
             else:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.errors import ConfigError, DataError, PolicyError, WeightsError, require
-from longstep.types import Completion, FinishReason, GenerationRequest
+from longstep.types import Completion, FinishReason, GenerationRequest, Prompt
 from longstep_bindings.engines.admission import admit
 from longstep_bindings.engines.constraint import Constraints
 from longstep_bindings.engines.counts import Counts
@@ -30,6 +30,7 @@ from longstep_bindings.engines.loop_thread import LoopThread
 from longstep_bindings.engines.prompts import PromptTokenizer
 from longstep_bindings.engines.scoring import check_rows
 from longstep_bindings.engines.served import EngineDescription, EngineStats, ScoreRow
+from longstep_bindings.engines.vllm_images import PlacedImages, collapse, sees
 from longstep_bindings.engines.vllm_requests import (
     Decisions,
     Plan,
@@ -105,6 +106,7 @@ class VLLMEngine:
         self._model_path, self._max_adapter_rank = str(model_path), max_adapter_rank
         self._tokenizer = _load_tokenizer(model_path)
         self._prompts = PromptTokenizer(self._tokenizer)
+        self._images = PlacedImages(self._tokenizer) if sees(model_path) else None
         eos_id = self._tokenizer.eos_token_id
         self._constraints = Constraints(
             self._tokenizer, eos_id if isinstance(eos_id, int) else None
@@ -180,7 +182,7 @@ class VLLMEngine:
             model=self._model_path,
             dtype=self._model.dtype,
             max_length=self._model.max_length,
-            takes_images=False,
+            takes_images=self._images is not None,
             takes_adapters=self._max_adapter_rank > 0,
         )
 
@@ -208,7 +210,7 @@ class VLLMEngine:
     def _take(self) -> None:
         with self._lock:
             entries, self._inbox = self._inbox, []
-        prompts = self._prompts.encode([request.prompt for request, _ in entries])
+        prompts = self._encode([request.prompt for request, _ in entries])
         for (request, on_done), prompt in zip(entries, prompts, strict=True):
             self._counts.begin()
             plan = self._plan(request, prompt)
@@ -222,6 +224,14 @@ class VLLMEngine:
                 self._waiting.append(entry)
             else:
                 self._launch(entry)
+
+    def _encode(self, prompts: Sequence[Prompt]) -> list[NDArray[np.int32] | str]:
+        """Each prompt's ids, with one id for each image, or what is wrong with the prompt."""
+        images = self._images
+        if images is None:
+            return self._prompts.encode(prompts)
+        of_text = iter(self._prompts.encode([prompt for prompt in prompts if not prompt.images]))
+        return [images.encode(p) if p.images else next(of_text) for p in prompts]
 
     def _plan(self, request: GenerationRequest, prompt: NDArray[np.int32] | str) -> Plan | str:
         """How to compute a request, or why it cannot be answered."""
@@ -252,7 +262,11 @@ class VLLMEngine:
         plan = entry.plan
         try:
             ids = [*plan.prompt_ids.tolist(), *plan.given]
-            output = await self._model.generate(ids, plan.settings(self._end_ids))
+            images = plan.request.prompt.images
+            output = await self._model.generate(ids, plan.settings(self._end_ids), images)
+            if images:  # vLLM has made room for them
+                whole = np.array(output.prompt_token_ids, dtype=np.int32)
+                plan.prompt_ids = whole[: len(whole) - len(plan.given)]
             entry.num_cached = output.num_cached_tokens or 0
             written = output.outputs[0]
             if written.finish_reason not in ("stop", "length"):
@@ -434,10 +448,8 @@ class VLLMEngine:
         """Log-probabilities of given completions; see `ServedEngine`."""
         self._require_open()
         check_rows(rows, max_length=self._model.max_length)
-        if any(row.images for row in rows):
-            raise DataError(
-                "expected rows without images, got one with images; score them with transformers"
-            )
+        if self._images is None and any(row.images for row in rows):
+            raise DataError("expected rows without images at a model that reads text, got images")
         return self._loop.call(self._score(rows))
 
     async def _score(self, rows: Sequence[ScoreRow]) -> list[NDArray[np.float32]]:
@@ -452,15 +464,24 @@ class VLLMEngine:
             self._leave()
 
     async def _score_row(self, row: ScoreRow) -> NDArray[np.float32]:
-        ids = [*row.prompt_token_ids.tolist(), *row.token_ids.tolist()]
-        num_before = len(row.token_ids) - 1
+        prompt_ids = collapse(row, self._model_path).prompt_token_ids.tolist()
+        token_ids = row.token_ids.tolist()
+        # As a part of the prompt ids are scored in one pass, but not by vLLM's layers for adapters.
+        num_read = 0 if self._max_adapter_rank else len(token_ids) - 1
+        settings = score_settings(token_ids[num_read:], scores_prompt=num_read > 0)
+        read_ids = [*prompt_ids, *token_ids[:num_read]]
         try:
-            settings = score_settings(ids[-1], has_more=num_before > 0)
-            output = await self._model.generate(ids[:-1], settings)
+            output = await self._model.generate(read_ids, settings, row.images)
         except Exception as error:
             self._fail_if_dead()
             raise PolicyError(f"vLLM could not score a row: {error}") from error
-        before = output.prompt_logprobs.logprobs[-num_before:] if num_before else []
+        whole = [*row.prompt_token_ids.tolist(), *token_ids[:num_read]]
+        if row.images and list(output.prompt_token_ids or ()) != whole:
+            raise DataError(
+                "expected a prompt that reads as vLLM writes it for these images, got other ids; this model's prompts "
+                "with images can be scored with transformers"
+            )
+        before = output.prompt_logprobs.logprobs[-num_read:] if num_read else []
         return np.array([*before, *output.outputs[0].logprobs.logprobs], dtype=np.float32)
 
     # ---- the end ----

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from longstep.errors import PolicyError, WeightsError
+from longstep_bindings.engines.vllm_images import image_prompt
 from longstep_bindings.engines.vllm_start import open_llm, startup_folder
 
 if TYPE_CHECKING:
@@ -68,12 +72,18 @@ class VLLMModel:
         """True once vLLM's own process has ended or failed."""
         return bool(self._llm.errored)
 
-    async def generate(self, ids: Sequence[int], settings: Mapping[str, Any]) -> RequestOutput:
+    async def generate(
+        self,
+        ids: Sequence[int],
+        settings: Mapping[str, Any],
+        images: Sequence[NDArray[np.uint8]] = (),
+    ) -> RequestOutput:
         """What vLLM makes of a prompt. Cancelling the caller's task aborts it.
 
         Args:
-            ids: Tokens of the prompt.
+            ids: Tokens of the prompt, one for each image.
             settings: Arguments of `SamplingParams`.
+            images: Images [H, W, 3], in the order of their tokens.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -82,9 +92,8 @@ class VLLMModel:
         params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
         self._num_requests += 1
         name = f"longstep-{self._num_requests}"
-        outputs = self._llm.generate(
-            tokens_input(list(ids)), params, name, lora_request=self._adapter
-        )
+        prompt: Any = image_prompt(ids, images) if images else tokens_input(list(ids))
+        outputs = self._llm.generate(prompt, params, name, lora_request=self._adapter)
         found: RequestOutput | None = None
         async for output in outputs:
             found = output
@@ -132,6 +141,9 @@ class VLLMModel:
 
     async def _forget(self) -> None:
         """Empty the prefix cache; requests that have just ended may hold it for a moment."""
+        if self._llm.model_config.is_multimodal_model:
+            await self._llm.reset_mm_cache()
+            await self._llm.reset_encoder_cache()
         for _ in range(_FORGET_TRIES):
             if await self._llm.reset_prefix_cache():
                 return

@@ -8,13 +8,14 @@ the last one are appended to the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.errors import PolicyError
 from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.admission import Admitted
 from longstep_bindings.engines.constraint import TrieNode
@@ -162,9 +163,9 @@ class Plan:
             if len(node.options) == 1:
                 token_id, value = int(node.options[0]), 0.0
                 if len(ids) >= len(self.given) and node.num_choices:
-                    next(sampled)  # forced between two choices: the model has read it
+                    _next(sampled)  # forced between two choices: the model has read it
             else:
-                token_id, value = next(sampled)
+                token_id, value = _next(sampled)
             ids.append(token_id)
             values.append(value)
             node = node.children[token_id]
@@ -198,6 +199,13 @@ class Plan:
             finish_reason=reason,
             policy_version=policy_version,
         )
+
+
+def _next(sampled: Iterator[tuple[int, float]]) -> tuple[int, float]:
+    found = next(sampled, None)
+    if found is None:
+        raise PolicyError("vLLM ended it before the last choice: the context is full")
+    return found
 
 
 def plan_request(
@@ -241,19 +249,18 @@ def plan_request(
 _MAX_KNOWN = 1 << 14
 
 
-def score_settings(last_id: int, *, has_more: bool) -> dict[str, Any]:
+def score_settings(forced_ids: Sequence[int], *, scores_prompt: bool) -> dict[str, Any]:
     """Arguments of vLLM's `SamplingParams` that score a sequence.
 
     Args:
-        last_id: Its last id, which is sampled by force: so a sequence may fill the context.
-        has_more: True when ids before it, as part of the prompt, are to be scored too.
+        forced_ids: Its last ids, at least one, which are sampled by force: so a sequence may fill the context.
+        scores_prompt: True when ids before these, as part of the prompt, are to be scored too.
     """
-    settings = _settings({"force": int(last_id)})
     return {
-        **settings,
-        "max_tokens": 1,
+        **_settings({"force": [int(token_id) for token_id in forced_ids]}),
+        "max_tokens": len(forced_ids),
         "detokenize": False,
-        "prompt_logprobs": 0 if has_more else None,
+        "prompt_logprobs": 0 if scores_prompt else None,
     }
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -263,10 +264,12 @@ def test_requests_on_the_way_end_under_the_weights_they_began_with(engine, tiny,
         engine.start(request(f"old{i}", seed=i, max_tokens=40), answers)
     loading = threading.Thread(target=engine.load_weights, args=(file,), kwargs={"version": after})
     loading.start()
-    late = [request(f"late{i}", seed=i, max_tokens=4) for i in range(64)]
-    for each in late:
-        engine.start(each, answers)
-    completions = answers.wait([*(f"old{i}" for i in range(16)), *(r.request_id for r in late)])
+    late = []
+    while loading.is_alive() or not late or late[-1] != "late-last":
+        late.append(f"late{len(late)}" if loading.is_alive() else "late-last")
+        engine.start(request(late[-1], seed=len(late), max_tokens=4), answers)
+        time.sleep(0.005)
+    completions = answers.wait([*(f"old{i}" for i in range(16)), *late])
     loading.join()
     assert engine.policy_version == after
     engines = {
