@@ -15,6 +15,8 @@ from longstep_bindings import launch
 from longstep_bindings.actors import ActorPolicy, ActorPool
 
 if __name__ == "__main__":
+    # ignored in what a shell started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     how, *options = sys.argv[1:]
     if "elsewhere" in options:
         pool = ActorPool.connect(os.environ["ADDRESS"])
@@ -51,5 +53,4 @@ if __name__ == "__main__":
     elif how == "exit":
         os._exit(3)
     elif how != "forget":
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         time.sleep(1000)

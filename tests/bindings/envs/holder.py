@@ -13,6 +13,8 @@ from longstep_bindings import launch
 from longstep_bindings.envs import EnvServer, EnvSpec, RemoteVectorEnv
 
 if __name__ == "__main__":
+    # ignored in what a shell started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     how, *options = sys.argv[1:]
     if "serve" in options:
         held = EnvServer(EnvSpec(entry_point="worker_envs:counter"), num_workers=2)
@@ -45,5 +47,4 @@ if __name__ == "__main__":
         if how == "with":
             with envs:
                 time.sleep(1000)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         time.sleep(1000)
