@@ -7,10 +7,12 @@ observations, actions and infos untouched. Prompt, memory and parser live in the
     python standalone.py my_package.envs:MyEnv --kwargs '{"size": 8}' --address ipc:///run/user/1000/env
 
 PROTOCOL.md specifies what travels, and this file keeps all of it: limits, deadlines, each step exactly once. One thread
-owns the socket, so that a hanging environment cannot silence it; the main thread runs the environments. Only ipc and
-loopback addresses are served, since there are no keys here.
+owns the socket, so that a hanging environment cannot silence it; the main thread runs the environments. An address that
+other machines can reach requires CURVE keys, made with `longstep keys new`:
 
-In this order: errors, bodies, heads, the book of a session, the server, the environments, the command line.
+    python standalone.py my_package.envs:MyEnv --address tcp://*:5555 --keys server.key_secret --allow trainer.key
+
+In this order: errors, bodies, heads, the book of a session, keys, the server, the environments, the command line.
 """
 
 from __future__ import annotations
@@ -537,6 +539,70 @@ class Book:
         return self.calls.get(call.seq) is call and call.seq not in self.answers
 
 
+# ---- keys -------------------------------------------------------------------------------------------------------------
+
+DOMAIN = b"longstep"
+
+
+class Keys:
+    """The server's own pair and the public keys of the clients it lets in, all in Z85 text."""
+
+    def __init__(self, public: bytes, secret: bytes, allowed: Sequence[bytes]) -> None:
+        self.public, self.secret, self.allowed = public, secret, frozenset(allowed)
+
+    def guard(self, context: Any) -> Any:
+        """The socket that libzmq asks about each connection; see `answer`."""
+        if not zmq.has("curve"):
+            raise Fault("ConfigError", "expected a pyzmq with CURVE, this one was built without")
+        asked = context.socket(zmq.REP)
+        asked.setsockopt(zmq.LINGER, 0)
+        asked.bind("inproc://zeromq.zap.01")
+        return asked
+
+    def secure(self, socket: Any) -> None:
+        """Require keys on a socket; before it is bound."""
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        try:
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        except zmq.ZMQError as error:
+            raise Fault("ConfigError", f"expected keys of 40 characters: {error}") from None
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+
+    def answer(self, asked: Any) -> None:
+        """Let in whoever is on the list, and nobody else (ZAP, rfc.zeromq.org/spec/27)."""
+        from zmq.utils import z85
+
+        with contextlib.suppress(zmq.Again):
+            while True:
+                request = asked.recv_multipart(zmq.NOBLOCK)
+                version, number = request[:2] if len(request) > 1 else (b"1.0", b"")
+                domain, mechanism = (request[2], request[5]) if len(request) == 7 else (b"", b"")
+                is_curve = domain == DOMAIN and mechanism == b"CURVE" and len(request[6]) == 32
+                if is_curve and z85.encode(request[6]) in self.allowed:
+                    asked.send_multipart([version, number, b"200", b"OK", b"", b""])
+                else:
+                    asked.send_multipart([version, number, b"400", b"", b"", b""])
+
+
+def load_keys(own: str, allowed: Sequence[str]) -> Keys:
+    """Keys from the files of `longstep keys new`."""
+    from zmq import auth
+
+    loaded = []
+    for path in (own, *allowed):
+        try:
+            loaded.append(auth.load_certificate(path))
+        except (OSError, ValueError) as error:
+            raise Fault("ConfigError", f"expected a key file at {path}: {error}") from None
+    public, secret = loaded[0]
+    if secret is None:
+        raise Fault("ConfigError", f"expected a secret key in {own}, got a public one")
+    if os.name == "posix" and os.stat(own).st_mode & 0o077:
+        raise Fault("ConfigError", f"expected a secret key only you can read; run: chmod 600 {own}")
+    return Keys(public, secret, [key for key, _ in loaded[1:]])
+
+
 # ---- the server -------------------------------------------------------------------------------------------------------
 
 
@@ -566,8 +632,11 @@ class Server:
         heartbeat_s: float = 1.0,
         lost_after_s: float = 10.0,
         max_sessions: int = 256,
+        keys: Keys | None = None,
     ) -> None:
         self.service = service
+        self.keys = keys
+        self.asked: Any = None
         self.num_credits, self.max_sessions = num_credits, max_sessions
         self.heartbeat_s, self.lost_after_s = heartbeat_s, lost_after_s
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -592,6 +661,9 @@ class Server:
             self.socket.setsockopt(option, value)
         self.folder = ""
         try:
+            if keys is not None:
+                self.asked = keys.guard(self.context)
+                keys.secure(self.socket)
             self.address = self.bind(address)
         except Fault:
             self.free()
@@ -602,10 +674,11 @@ class Server:
         if address is None:
             self.folder = tempfile.mkdtemp(prefix=f"longstep-ipc-{os.getpid()}-")
             address = f"ipc://{self.folder}/s"
-        elif not is_local(address):
+        elif self.keys is None and not is_local(address):
             raise Fault(
                 "ConfigError",
-                f"expected an ipc or loopback address, got `{address}`; there are no keys here",
+                f"expected CURVE keys for `{address}`, which other machines can reach; give `--keys` and `--allow`, or "
+                "an ipc or loopback address",
             )
         try:
             self.socket.bind(address)
@@ -632,6 +705,8 @@ class Server:
     def free(self) -> None:
         """Free the sockets; what is still to be sent has 200 ms."""
         self.socket.close(linger=200)
+        if self.asked is not None:
+            self.asked.close(linger=0)
         self.context.term()
         self.wake_reader.close()
         self.wake_writer.close()
@@ -674,9 +749,13 @@ class Server:
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.wake_reader, zmq.POLLIN)
+        if self.asked is not None:
+            poller.register(self.asked, zmq.POLLIN)
         try:
             while not self.stopping.is_set():
                 poller.poll(self.patience_ms())
+                if self.keys is not None:
+                    self.keys.answer(self.asked)
                 with contextlib.suppress(OSError):
                     self.wake_reader.recv(4096)
                 self.take_outcomes()
@@ -1314,11 +1393,8 @@ def work() -> None:
         environments = Environments(
             orders["specs"], board=board, suspects=orders["suspects"], **limits
         )
-        if orders["keys"] is not None:
-            raise Fault(
-                "ConfigError", "expected no keys: an interpreter of its own is reached by ipc"
-            )
-        server = Server(environments, orders["address"], **orders["terms"])
+        keys = None if orders["keys"] is None else Keys(*orders["keys"])
+        server = Server(environments, orders["address"], keys=keys, **orders["terms"])
         told["address"] = server.address
     except Exception as error:
         told["kind"], told["message"], _ = fields_of(error)
@@ -1337,6 +1413,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--address", help="ipc://path or tcp://127.0.0.1:*; a private ipc one if not given"
     )
+    parser.add_argument("--keys", help="the server's own name.key_secret")
+    parser.add_argument(
+        "--allow", nargs="+", default=[], help="name.key of each client that is let in"
+    )
     parser.add_argument(
         "--parent-pid", type=int, help="process to follow: serving ends when it dies"
     )
@@ -1348,9 +1428,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_from_here()
     spec = {"entry_point": chosen.environment, "kwargs": chosen.kwargs}
     service = Environments({chosen.environment: spec}, chosen.step_timeout, chosen.reset_timeout)
+    if (chosen.keys is None) != (not chosen.allow):
+        parser.error("expected both --keys and --allow, or neither")
     try:
         server = Server(
-            service, chosen.address, heartbeat_s=chosen.heartbeat, lost_after_s=chosen.lost_after
+            service,
+            chosen.address,
+            heartbeat_s=chosen.heartbeat,
+            lost_after_s=chosen.lost_after,
+            keys=load_keys(chosen.keys, chosen.allow) if chosen.keys else None,
         )
     except Fault as fault:
         parser.error(str(fault))

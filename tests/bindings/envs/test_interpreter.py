@@ -11,7 +11,8 @@ import pytest
 from helpers import reset, step
 
 from longstep.errors import ConfigError, DeadlineError, EnvError
-from longstep_bindings.envs import EnvSpec, RemoteVectorEnv
+from longstep_bindings.curve import ClientKeys, ServerKeys, new_keys
+from longstep_bindings.envs import EnvServer, EnvSpec, RemoteVectorEnv
 from longstep_bindings.envs.interpreter import build_interpreter, cache_folder, find_python
 
 HERE = Path(__file__).parent
@@ -205,3 +206,18 @@ def test_the_environment_variable_moves_the_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("LONGSTEP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "longstep" / "interpreters"
+
+
+def test_an_interpreter_of_its_own_serves_with_keys(cache, tmp_path):
+    pairs = {name: new_keys(tmp_path, name) for name in ("server", "friend", "stranger")}
+    keys = ServerKeys(own=pairs["server"], allowed=frozenset([pairs["friend"].public]))
+    server_public = pairs["server"].public
+    spec = spec_of(python=sys.executable)
+    settings = {"keys": keys, "start_timeout_s": PATIENCE_S}
+    with EnvServer(spec, "tcp://127.0.0.1:*", **settings) as server:
+        friend = ClientKeys(own=pairs["friend"], server_public=server_public)
+        with RemoteVectorEnv.connect(server.addresses, 1, keys=friend) as envs:
+            assert reset(envs, {0: 1})[0].error is None
+        stranger = ClientKeys(own=pairs["stranger"], server_public=server_public)
+        with pytest.raises(DeadlineError, match="does not know this client's key"):
+            RemoteVectorEnv.connect(server.addresses, 1, keys=stranger, connect_timeout_s=1.0)

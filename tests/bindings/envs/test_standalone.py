@@ -22,6 +22,7 @@ from longstep.commands import EnvCommand, next_command_id
 from longstep.env import LLMAgentEnv
 from longstep.errors import ConfigError, DataError, DeadlineError, SessionLostError
 from longstep.vector import GroupVectorEnv
+from longstep_bindings.curve import ClientKeys, new_keys
 from longstep_bindings.envs.client import RemoteVectorEnv
 from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
 from longstep_bindings.heads import Kind, pack_head
@@ -286,9 +287,9 @@ def test_a_wrong_call_is_told(method, value, kind, said):
         client.call(method, value, timeout_s=60.0)
 
 
-def test_it_keeps_to_this_machine(standalone):
+def test_without_keys_it_keeps_to_this_machine(standalone):
     service = standalone.Environments({})
-    with pytest.raises(standalone.Fault, match="expected an ipc or loopback address"):
+    with pytest.raises(standalone.Fault, match="expected CURVE keys for `tcp://0.0.0.0:5555`"):
         standalone.Server(service, "tcp://0.0.0.0:5555")
     server = standalone.Server(service, "tcp://127.0.0.1:*")
     assert server.address.startswith("tcp://127.0.0.1:")
@@ -426,3 +427,51 @@ def test_others_are_refused_with_a_reason(peer):
         head, _ = other.hear()
         assert head.fields[0] == "ProtocolError"
         assert "expected protocol version 1, got 2" in head.fields[1]
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return {name: new_keys(tmp_path, name) for name in ("server", "friend", "stranger")}
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:*", None])
+def test_a_client_whose_key_is_allowed_gets_in_and_no_other(tmp_path, pairs, address):
+    options = ["--keys", f"{tmp_path}/server.key_secret", "--allow", f"{tmp_path}/friend.key"]
+    with Serving("Corridor", *options, address=address) as serving:
+        serving.address = serving.address.replace("0.0.0.0", "127.0.0.1")
+        server_public = pairs["server"].public
+        friend = ClientKeys(own=pairs["friend"], server_public=server_public)
+        with connect(serving, 1, keys=friend) as envs:
+            assert reset(envs, {0: 1})[0].error is None
+        for wrong in (
+            ClientKeys(own=pairs["stranger"], server_public=server_public),
+            ClientKeys(own=pairs["friend"], server_public=pairs["stranger"].public),
+            None,
+        ):
+            with pytest.raises(DeadlineError, match="does not know this client's key"):
+                client_of(serving, keys=wrong, connect_timeout_s=1.0)
+        with connect(serving, 1, keys=friend) as envs:
+            assert reset(envs, {0: 1})[0].error is None
+
+
+def test_an_address_off_this_machine_requires_keys_and_an_allow_list(tmp_path, pairs):
+    secret = ["--keys", f"{tmp_path}/server.key_secret"]
+    wrong = [
+        ([], "expected CURVE keys for `tcp://0.0.0.0:*`"),
+        (secret, "expected both --keys and --allow"),
+        (["--allow", f"{tmp_path}/friend.key"], "expected both --keys and --allow"),
+        (["--keys", f"{tmp_path}/server.key", "--allow", f"{tmp_path}/friend.key"], "public one"),
+        ([*secret, "--allow", f"{tmp_path}/nobody.key"], "expected a key file at"),
+    ]
+    command = [sys.executable, str(FILE), "foreign_envs:Corridor", "--address", "tcp://0.0.0.0:*"]
+    for options, said in wrong:
+        done = subprocess.run([*command, *options], cwd=HERE, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert said in done.stderr
+    (tmp_path / "server.key_secret").chmod(0o644)
+    options = [*secret, "--allow", f"{tmp_path}/friend.key"]
+    done = subprocess.run([*command, *options], cwd=HERE, capture_output=True, text=True)
+    assert "chmod 600" in done.stderr
