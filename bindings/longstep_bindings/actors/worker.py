@@ -34,6 +34,9 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.set_inheritable(orders["ready_fd"], False)
+    unanswered = [orders["ready_fd"]]
+    # Engines fork: a child that kept the pipe open would keep the parent waiting for its end.
+    os.register_at_fork(after_in_child=lambda: [os.close(fd) for fd in unanswered])
     _end_with(orders["parent_pid"])
     try:
         server = _server(orders)
@@ -45,6 +48,7 @@ def main() -> None:
         _tell(orders["ready_fd"], {"kind": failure.kind, "message": message})
         _leave(1)
     _tell(orders["ready_fd"], {"address": server.address})
+    unanswered.clear()
     code = 0
     try:
         server.serve_forever(parent_pid=orders["parent_pid"])

@@ -36,6 +36,9 @@ class PlainEngine:
             raise RuntimeError("the model is broken: expected 7 layers, got 3")
         if model == "refused":
             raise ConfigError("expected a model, got `refused`")
+        if model == "fork" and os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
         if model == "crash":
             print("about to crash: device lost", flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)

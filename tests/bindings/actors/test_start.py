@@ -33,6 +33,11 @@ def test_an_actor_that_crashes_while_it_starts_is_told_with_its_last_words():
     assert "about to crash: device lost" in str(caught.value)
 
 
+def test_an_engine_that_forks_does_not_keep_its_pool_waiting():
+    with ActorPool(ActorSpec(model="fork", engine=PLAIN), start_timeout_s=30.0) as pool:
+        assert pool.all_ready
+
+
 def test_a_folder_that_is_no_model_is_refused_by_transformers(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
     with pytest.raises(ConfigError, match="expected a causal language model"):
