@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 from longstep.errors import require
 from longstep_trainers.config import RunConfig
@@ -20,6 +22,24 @@ _log = logging.getLogger(__name__)
 _PACKAGES = ("longstep", "longstep_adapters", "longstep_bindings", "longstep_trainers")
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Within, SIGTERM ends the command as Ctrl-C does: processes, sockets and folders are closed on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+
+@_terminated_like_interrupted()
 def train(arguments: Sequence[str]) -> int:
     """Train a model on an environment, from a YAML file and dotted flags."""
     from longstep_trainers.config_files import dump_config, parse_config
@@ -50,6 +70,7 @@ def train(arguments: Sequence[str]) -> int:
     return 0
 
 
+@_terminated_like_interrupted()
 def evaluate(arguments: Sequence[str]) -> int:
     """Play the held-out tasks of an environment with a model; takes the keys of `longstep train`."""
     from longstep.registration import require_known

@@ -7,6 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from longstep.errors import ConfigError
+
 __all__ = ["TextSpace"]
 
 _ALPHABET = np.array([chr(code) for code in range(32, 127)])
@@ -38,7 +40,7 @@ class TextSpace(gymnasium.Space[str]):
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
         """A random text of 1 to 64 printable ASCII characters; `mask` and `probability` have no meaning here."""
         if mask is not None or probability is not None:
-            raise ValueError(
+            raise ConfigError(
                 "expected no `mask` and no `probability` for a TextSpace; leave both out"
             )
         length = int(self.np_random.integers(1, _LONGEST_SAMPLE + 1))

@@ -155,6 +155,26 @@ def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_rollout_ends_the_run_in_one_line(
+    config_file: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    arguments = ["train", "--config", str(config_file), "--output_dir", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [str(SCRIPT), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "settings:\n"
+        process.send_signal(number)  # torch or the model is being loaded
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+
+
 def test_debug_level_shows_prompts_and_completions(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 
 from longstep import TextSpace
+from longstep.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_samples_are_contained_and_repeat_with_the_seed():
 
 
 def test_a_mask_is_refused():
-    with pytest.raises(ValueError, match="expected no `mask`"):
+    with pytest.raises(ConfigError, match="expected no `mask`"):
         TextSpace().sample(mask=[1])
 
 
