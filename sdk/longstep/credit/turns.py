@@ -59,6 +59,7 @@ def turn_gae(
     """
     check_discount("gamma", gamma)
     check_discount("lam", lam)
+    gamma, lam = float(gamma), float(lam)
     rows = Rows.read(rewards, trajectory_ids, None, mask, grouped=False)
     values_M = rows.in_time_order(rows.floats("values", values))
     terminated_M = rows.in_time_order(rows.bools("terminated", terminated))
@@ -68,7 +69,7 @@ def turn_gae(
     next_values[:-1] = values_M[1:]
     next_values[last] = _values_at_the_end(rows, terminated_M[last], last, bootstrap_values)
     deltas = rows.in_time_order(rows.rewards) + gamma * next_values - values_M
-    advantages = segments.discounted_returns(deltas, rows.offsets, float(gamma * lam))
+    advantages = segments.discounted_returns(deltas, rows.offsets, gamma * lam)
     return (
         rows.expand(rows.in_row_order(advantages)),
         rows.expand(rows.in_row_order(advantages + values_M)),

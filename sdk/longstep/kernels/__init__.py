@@ -18,6 +18,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["Kernel", "backend", "numpy_only", "warm_up"]
 
 P = ParamSpec("P")
@@ -66,7 +69,16 @@ class Kernel(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the compiled loop."""
-        return (self._compiled or self.compile())(*args, **kwargs)
+        call: Callable[..., R] = self._compiled or self.compile()
+        return call(*map(_writable, args), **kwargs)
+
+
+def _writable(value: Any) -> Any:
+    """`value`; an array that is read-only, such as a view of bytes, as a copy: numba takes it for another type."""
+    if isinstance(value, np.ndarray):
+        array = cast(NDArray[Any], value)
+        return array if array.flags.writeable else array.copy()
+    return value
 
 
 def backend() -> str:

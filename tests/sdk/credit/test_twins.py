@@ -154,3 +154,15 @@ def test_importing_and_using_credit_loads_no_numba_and_no_torch() -> None:
         + "\nimport sys; print({'numba', 'torch'} & set(sys.modules))"
     )
     assert run(code) == "set()"
+
+
+def test_kernels_take_arrays_that_are_read_only() -> None:
+    kernels.warm_up()
+    rewards, trajectories = np.array([0.0, 1.0], np.float32), np.array([0, 0])
+    expected = credit.discounted_returns(rewards, trajectories, 0.5)
+    for array in (rewards, trajectories):
+        array.flags.writeable = False
+
+    np.testing.assert_array_equal(credit.discounted_returns(rewards, trajectories, 0.5), expected)
+    keys = [bytes([number] * 16) for number in (1, 2, 1)]  # become a view of one bytes object
+    assert credit.group_steps(keys, np.zeros(3, int)).ids.tolist() == [0, 1, 0]
