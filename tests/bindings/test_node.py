@@ -14,8 +14,10 @@ import pytest
 
 from longstep.commands import EnvCommand, next_command_id
 from longstep.env import LLMAgentEnv
+from longstep.errors import DeadlineError
 from longstep.types import Task
 from longstep.vector import GroupVectorEnv
+from longstep_bindings.curve import ClientKeys, ServerKeys, new_keys
 from longstep_bindings.envs import EnvServer, RemoteVectorEnv
 
 HERE = Path(__file__).parent
@@ -37,11 +39,13 @@ def package(tmp_path_factory):
 
 
 @contextmanager
-def corridor(package, length, *log):
+def corridor(package, length, *log, **environ):
     """A node process that serves corridors."""
     program = package / "dist" / "test" / "corridor.js"
     command = ["node", str(program), str(length), str(os.getpid()), *map(str, log)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
+    )
     try:
         yield process, process.stdout.readline().strip()
     finally:
@@ -59,10 +63,23 @@ def test_the_lock_file_names_no_host_and_no_folder():
     assert re.search(r"https?://|/home/|/root/|file:", json.dumps(packages)) is None
 
 
-def test_its_own_tests_pass_against_a_python_server(package):
+@pytest.fixture
+def pairs(tmp_path):
+    return {name: new_keys(tmp_path, name) for name in ("server", "friend", "stranger")}
+
+
+def test_its_own_tests_pass_against_a_python_server(package, pairs, tmp_path):
     vectors = HERE / "vectors" / "protocol_v1.json"
-    with EnvServer("longstep/KeyDoor-v0") as server:
-        told = {"LONGSTEP_VECTORS": str(vectors), "LONGSTEP_PYTHON_AGENT": server.addresses[0]}
+    keys = ServerKeys(own=pairs["server"], allowed=frozenset([pairs["friend"].public]))
+    with (
+        EnvServer("longstep/KeyDoor-v0") as server,
+        EnvServer("longstep/KeyDoor-v0", "tcp://127.0.0.1:*", keys=keys) as guarded,
+    ):
+        told = {
+            "LONGSTEP_VECTORS": str(vectors),
+            "LONGSTEP_PYTHON_AGENT": server.addresses[0],
+            "LONGSTEP_PYTHON_KEYS": f"{tmp_path}|{guarded.addresses[0]}",
+        }
         done = subprocess.run(
             ["npm", "run", "test:built"],
             cwd=package,
@@ -123,6 +140,20 @@ def test_python_agents_play_it_as_they_play_in_process(package):
     here = GroupVectorEnv(lambda: LLMAgentEnv(Corridor(4)), num_envs=1)
     assert remote == [play(here, seed) for seed in (0, 5)]
     assert remote[0][-1][2]
+
+
+def test_python_clients_reach_it_with_an_allowed_key_and_no_other(package, pairs, tmp_path):
+    with corridor(package, 4, LONGSTEP_KEYS=str(tmp_path)) as (_, address):
+        address = address.replace("0.0.0.0", "127.0.0.1")
+        server_public = pairs["server"].public
+        friend = ClientKeys(own=pairs["friend"], server_public=server_public)
+        stranger = ClientKeys(own=pairs["stranger"], server_public=server_public)
+        for _ in range(2):
+            envs = RemoteVectorEnv.connect(address, 1, connect_timeout_s=60.0, keys=friend)
+            assert play(envs, 0)[0][0]
+            envs.close()
+            with pytest.raises(DeadlineError, match="does not know this client's key"):
+                RemoteVectorEnv.connect(address, 1, connect_timeout_s=1.0, keys=stranger)
 
 
 def test_it_ends_on_sigterm_and_removes_its_socket(package):

@@ -2,6 +2,7 @@
 
 import { randomBytes } from "node:crypto";
 import { Dealer } from "zeromq";
+import type { ClientKeys } from "./curve.js";
 import { LongstepError, ProtocolError } from "./errors.js";
 import { checkAddress, Kind, packHead, unpackHead, type Head } from "./heads.js";
 import { LIMITS, type Limits } from "./limits.js";
@@ -14,6 +15,8 @@ export interface ClientOptions {
   /** Unique among the server's clients; one is made up if it is not given. */
   name?: string;
   connectTimeoutS?: number;
+  /** Required for an address that is not on this machine. */
+  keys?: ClientKeys;
   /** Largest message taken in. */
   limits?: Readonly<Limits>;
 }
@@ -58,8 +61,14 @@ export class Client {
     readonly address: string,
     private readonly options: ClientOptions,
   ) {
-    checkAddress(address);
+    const { keys } = options;
+    checkAddress(address, keys !== undefined);
     this.socket = new Dealer({
+      ...(keys && {
+        curvePublicKey: keys.publicKey,
+        curveSecretKey: keys.secretKey,
+        curveServerKey: keys.serverKey,
+      }),
       immediate: true,
       linger: 0,
       reconnectInterval: 50,

@@ -83,8 +83,11 @@ export function tokenKey(token: Uint8Array): string {
   return Buffer.from(token).toString("latin1");
 }
 
-/** Refuse an address of another kind, or one that other machines can reach: there are no keys here. */
-export function checkAddress(address: string): void {
+/** Refuse an address of another kind, or one off this machine without CURVE keys. */
+export function checkAddress(address: string, hasKeys: boolean): void {
   if (/^ipc:\/\/.+/.test(address) || /^tcp:\/\/(127(\.\d+){3}|localhost|\[::1\]):/.test(address)) return;
-  throw new LongstepError("ConfigError", `expected ipc://path or a loopback address, got ${address}; there are no keys here`);
+  if (!/^tcp:\/\/.+:/.test(address))
+    throw new LongstepError("ConfigError", `expected ipc://path or tcp://host:port, got ${address}`);
+  if (!hasKeys)
+    throw new LongstepError("ConfigError", `expected CURVE keys for ${address}, which other machines can reach`);
 }

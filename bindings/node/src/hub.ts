@@ -6,8 +6,9 @@
 import { unlinkSync, mkdtempSync, rmdirSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { Router } from "zeromq";
+import { Context, Reply, Router } from "zeromq";
 import { Book, type Call } from "./book.js";
+import { letIn, ZAP_ADDRESS, ZAP_DOMAIN, type ServerKeys } from "./curve.js";
 import { describe, LongstepError, ProtocolError } from "./errors.js";
 import { checkAddress, Kind, packHead, tokenKey, unpackHead, WrongVersionError, type Head } from "./heads.js";
 import { LIMITS } from "./limits.js";
@@ -18,13 +19,15 @@ export interface Terms {
   service: string;
   version: number;
   methods: string[];
-  /** ipc://path or tcp://127.0.0.1:port, with * for a free one; null makes a private ipc address. */
+  /** ipc://path or tcp://host:port, with * for a free port; null makes a private ipc address. */
   address: string | null;
   numCredits: number;
   heartbeatS: number;
   lostAfterS: number;
   maxSessions: number;
   parentPid: number | null;
+  /** Required for an address that other machines can reach. */
+  keys: ServerKeys | null;
 }
 
 /** What the hub tells the main thread. */
@@ -47,6 +50,7 @@ const PREFIX = "longstep-ipc-";
 
 export class Hub {
   private readonly socket: Router;
+  private readonly guard: Reply | null = null;
   private readonly books = new Map<string, Book>();
   private readonly calls = new Map<number, Call>();
   private readonly outbox: Uint8Array[][] = [];
@@ -60,7 +64,13 @@ export class Hub {
     private readonly tell: (message: FromHub) => void,
   ) {
     const queueLength = 4 * terms.numCredits + 64;
+    const context = new Context(); // there can be only one guard in a context
+    const { keys } = terms;
+    const secured = keys && { curveServer: true, curveSecretKey: keys.secretKey, zapDomain: ZAP_DOMAIN };
+    if (keys !== null) this.guard = new Reply({ context, linger: 0 });
     this.socket = new Router({
+      context,
+      ...secured,
       mandatory: true,
       linger: 0,
       sendTimeout: 0,
@@ -74,12 +84,18 @@ export class Hub {
   /** Bind and serve until `take` gets a stop. */
   async run(): Promise<void> {
     try {
-      if (this.terms.address !== null) checkAddress(this.terms.address);
+      const { address, keys } = this.terms;
+      if (address !== null) checkAddress(address, keys !== null);
+      if (this.guard !== null && keys !== null) {
+        await this.guard.bind(ZAP_ADDRESS);
+        void letIn(this.guard, keys.allowed);
+      }
       await this.socket.bind(this.terms.address ?? `ipc://${mkdtempSync(join(tmpdir(), `${PREFIX}${process.pid}-`))}/s`);
     } catch (error) {
       const kind = error instanceof LongstepError ? error.kind : "ConfigError";
       this.tell({ type: "failed", kind, message: (error as Error).message });
       this.socket.close();
+      this.guard?.close();
       return;
     }
     this.address = this.socket.lastEndpoint as string;
@@ -89,6 +105,7 @@ export class Hub {
       for await (const [route, ...frames] of this.socket) this.receive(route as Buffer, frames);
     } finally {
       clearInterval(timer);
+      this.guard?.close();
       this.tidy();
       this.tell({ type: "stopped" });
     }

@@ -2,6 +2,7 @@
 
 import { randomBytes } from "node:crypto";
 import { Client } from "./client.js";
+import type { ClientKeys } from "./curve.js";
 import type { Info, Start } from "./environments.js";
 import { ProtocolError } from "./errors.js";
 import { REPLY_LIMITS } from "./limits.js";
@@ -13,6 +14,8 @@ export interface RemoteOptions {
   environment?: string;
   name?: string;
   connectTimeoutS?: number;
+  /** Required for an address that is not on this machine. */
+  keys?: ClientKeys;
 }
 
 export interface Prompt {

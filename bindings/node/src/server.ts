@@ -63,6 +63,7 @@ export class Server {
       lostAfterS: 10,
       maxSessions: 256,
       parentPid: null,
+      keys: null,
       ...options,
       service: service.name,
       version: service.version,

@@ -1,8 +1,11 @@
-/** An environment for tests, and a program that serves it: node corridor.js LENGTH PARENT_PID [LOG]. */
+/**
+ * An environment for tests, and a program that serves it: node corridor.js LENGTH PARENT_PID [LOG]. With LONGSTEP_KEYS, the
+ * folder of `server.key_secret` and `friend.key`, it requires keys and can be reached from elsewhere.
+ */
 
 import { appendFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
-import { serve, type Environment, type ResetResult, type Start, type StepResult, type Value } from "../src/index.js";
+import { loadKeyPair, loadPublicKey, serve, type Environment, type ResetResult, type Start, type StepResult, type Value } from "../src/index.js";
 
 /** Walk right to the end; the same as the corridor of the Python tests. */
 export class Corridor implements Environment {
@@ -61,7 +64,12 @@ function hang(seconds: number): void {
 if (import.meta.url === pathToFileURL(process.argv[1] ?? "").href) {
   const [length, parentPid, log] = process.argv.slice(2);
   const make = (): Environment => new Corridor(Number(length), log ?? null);
-  const server = await serve({ name: "js/Corridor-v0", make, parentPid: Number(parentPid), heartbeatS: 0.5 });
+  const folder = process.env["LONGSTEP_KEYS"];
+  const secured = folder !== undefined && {
+    address: "tcp://0.0.0.0:*",
+    keys: { ...loadKeyPair(`${folder}/server.key_secret`), allowed: [loadPublicKey(`${folder}/friend.key`)] },
+  };
+  const server = await serve({ name: "js/Corridor-v0", make, parentPid: Number(parentPid), heartbeatS: 0.5, ...secured });
   process.on("SIGTERM", () => void server.stop());
   console.log(server.address);
 }

@@ -6,17 +6,19 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { after, test } from "node:test";
-import { Dealer } from "zeromq";
+import { curveKeyPair, Dealer } from "zeromq";
 import { Client } from "../src/client.js";
 import type { LongstepError } from "../src/errors.js";
 import { Kind, packHead, unpackHead, type Head } from "../src/heads.js";
-import { NDArray, RemoteEnvs, serve, type Environment, type EnvironmentOptions, type Server, type Value } from "../src/index.js";
+import { loadKeyPair, loadPublicKey, NDArray, RemoteEnvs, serve, type Environment, type EnvironmentOptions, type Server, type Value } from "../src/index.js";
 import { decode, encode } from "../src/wire.js";
 import { Corridor } from "./corridor.js";
 
 const folder = mkdtempSync(join(tmpdir(), "longstep-node-test-"));
 after(() => rmSync(folder, { recursive: true }));
 let numLogs = 0;
+
+const refused = (kind: string, said: RegExp) => (error: LongstepError) => error.kind === kind && said.test(error.message);
 
 /** Serve corridors of nine places, whose log tells what was executed. */
 async function corridors(options: Partial<EnvironmentOptions> = {}): Promise<{ server: Server; log: string; steps: () => string[] }> {
@@ -212,7 +214,6 @@ test("a slot stands where another stands", async () => {
 
 test("a wrong service, a name in use, an unknown method and a server that is not there are told", async () => {
   const { server } = await corridors();
-  const refused = (kind: string, said: RegExp) => (error: LongstepError) => error.kind === kind && said.test(error.message);
   const as = (service: string, name?: string) => Client.connect(server.address, { service, version: 1, ...(name === undefined ? {} : { name }) });
   await assert.rejects(as("test.other"), refused("ConfigError", /expected a client of `longstep.env` version 1/));
   const client = await as("longstep.env", "one");
@@ -222,7 +223,7 @@ test("a wrong service, a name in use, an unknown method and a server that is not
   await client.close();
   const address = `ipc://${join(folder, "nobody")}`;
   await assert.rejects(Client.connect(address, { service: "longstep.env", version: 1, connectTimeoutS: 0.3 }), refused("DeadlineError", /got no answer/));
-  await assert.rejects(serve({ name: "x", make: () => new Corridor(), address: "tcp://0.0.0.0:*" }), refused("ConfigError", /loopback/));
+  await assert.rejects(serve({ name: "x", make: () => new Corridor(), address: "tcp://0.0.0.0:*" }), refused("ConfigError", /CURVE keys for tcp:\/\/0.0.0.0/));
   await server.stop();
 });
 
@@ -288,4 +289,33 @@ test("the messages of a session are in the schema of PROTOCOL.md", async () => {
   assert.equal(traits["can_copy"], true);
   peer.close();
   await server.stop();
+});
+
+test("a client whose key is allowed gets in and no other", async () => {
+  const [own, friend, stranger] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
+  const { server } = await corridors({ address: "tcp://0.0.0.0:*", keys: { ...own, allowed: [friend.publicKey] } });
+  const address = server.address.replace("0.0.0.0", "127.0.0.1");
+  const right = { ...friend, serverKey: own.publicKey };
+  for (let round = 0; round < 2; round++) {
+    const envs = await RemoteEnvs.connect(address, { numSlots: 1, keys: right });
+    assert.equal((await envs.reset(0, { seed: 1 })).observation, "You stand at 1 of 9.");
+    await envs.close();
+    for (const keys of [{ ...stranger, serverKey: own.publicKey }, { ...friend, serverKey: stranger.publicKey }, undefined])
+      await assert.rejects(
+        RemoteEnvs.connect(address, { numSlots: 1, connectTimeoutS: 1, ...(keys && { keys }) }),
+        refused("DeadlineError", /got no answer/),
+      );
+  }
+  await server.stop();
+});
+
+const keyFolder = process.env["LONGSTEP_PYTHON_KEYS"];
+test("drives a Python server that requires keys", { skip: keyFolder === undefined && "LONGSTEP_PYTHON_KEYS is not set" }, async () => {
+  const [folder, address] = (keyFolder as string).split("|") as [string, string];
+  const keys = { ...loadKeyPair(`${folder}/friend.key_secret`), serverKey: loadPublicKey(`${folder}/server.key`) };
+  const envs = await RemoteEnvs.connect(address, { numSlots: 1, keys });
+  assert.equal((await envs.reset(0, { seed: 7 })).error, null);
+  await envs.close();
+  assert.throws(() => loadKeyPair(`${folder}/friend.key`), refused("ConfigError", /got a public one/));
+  assert.throws(() => loadPublicKey(`${folder}/nobody.key`), refused("ConfigError", /expected a key file/));
 });
