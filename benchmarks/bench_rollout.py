@@ -52,11 +52,11 @@ from longstep.types import GenerationRequest, Message, Prompt, Task
 from longstep_bindings.engines.transformers_engine import TransformersEngine
 from longstep_trainers.model import build_embedded
 
-MAX_STEPS, GROUP_SIZE, NUM_ENVS = 12, 8, 64
+MAX_STEPS, GROUP_SIZE, NUM_ENVS = 10, 8, 32
 NUM_WAVES = 2
 """Trajectories for each environment."""
 NUM_TASKS = NUM_WAVES * NUM_ENVS // GROUP_SIZE
-MEDIAN_S = 0.1
+MEDIAN_S = 0.25
 """Median of a step's time in the lines with latency; a web page or a simulator takes longer."""
 MAX_TOKENS = 4
 AIMS = {0.5: 2.0, 1.0: 4.0, 1.5: 5.5}
