@@ -10,6 +10,7 @@ from helpers import commands, gather, reset, step, wait_until
 from worker_envs import counter, task
 
 from longstep import FunctionPolicy, GroupVectorEnv, Rollout, StopReason, Task
+from longstep.commands import EnvCommand, next_command_id
 from longstep.errors import EnvError
 from longstep_bindings.envs import EnvSpec, RemoteVectorEnv
 from longstep_bindings.envs.board import Board, new_board_file
@@ -196,18 +197,20 @@ def test_results_of_others_flow_while_a_worker_is_replaced():
         reset(envs, {0: 1, 1: 1})
         os.kill(envs.worker_pids[0], signal.SIGKILL)
         envs.send(commands({0: "a"}))
-        num_meanwhile = 0
+        num_meanwhile, is_over = 0, False
         while True:
-            envs.send(commands({1: "a"}))
-            slots = set(gather_one(envs))
-            if 0 in slots:
+            again = EnvCommand(slot=1, command_id=next_command_id(), task=task(1))
+            envs.send([again] if is_over else commands({1: "a"}))
+            results = gather_one(envs)
+            if 0 in results:
                 break
+            is_over = results[1].terminated or results[1].truncated  # it makes many steps meanwhile
             num_meanwhile += 1
         assert num_meanwhile >= 5
 
 
 def gather_one(envs):
-    """The slots of the next results, slot 1 among them."""
+    """The next results by slot, slot 1 among them."""
     results = {}
     while 1 not in results:
         results |= gather(envs, 1)
