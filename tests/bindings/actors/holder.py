@@ -21,7 +21,7 @@ if __name__ == "__main__":
     if "elsewhere" in options:
         pool = ActorPool.connect(os.environ["ADDRESS"])
     else:
-        pool = plain_pool(2, lost_after_s=5.0)
+        pool = plain_pool(2)
     policy = ActorPolicy(pool)
     policy.submit(requests("say x", 4))
     gather(policy, 4)
