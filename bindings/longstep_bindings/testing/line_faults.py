@@ -25,7 +25,8 @@ class Faults:
     """Share of messages that arrive up to `late_s` late, so that others overtake them."""
     corrupt: float = 0.0
     """Share of messages with one frame damaged: cut short, or begun with a byte that msgpack never uses. A bit that flips
-    inside a text is not tried: that is for the checksums of the transport below to notice."""
+    inside a text is not tried: that is for the checksums of the transport below to notice. A damaged head is a lost message; a
+    damaged body is a `ProtocolError` of the commands in it, for what they did is not known."""
     late_s: float = 0.2
     """Longest delay of a copy, and of what is overtaken."""
     slow_s: float = 0.0
