@@ -47,6 +47,7 @@ __all__ = ["Hub", "Job"]
 Job = tuple[Literal["call"], Call] | tuple[Literal["close"], Session] | None
 """What a worker does next: execute a call, close a session, or (None) end."""
 _TICK_S = 0.1
+_FAREWELL_S = 0.15
 _NEVER_LOST = "the server does not know this session: it restarted, or gave the client up"
 
 
@@ -110,8 +111,9 @@ class Hub:
 
     def next_job(self) -> Job:
         """The next job, for a worker that waits for nothing else and has no colleagues: it reads the messages itself."""
-        poller = Poller(self.jobs_waker, descriptor(self._socket))
-        while True:
+        with self._lock:  # once serving is over, the socket may be closed
+            poller = None if self._is_over else Poller(self.jobs_waker, descriptor(self._socket))
+        while poller is not None:
             if not self.jobs.empty():
                 return self.jobs.get()
             self._attended = self._is_waiting = True
@@ -121,6 +123,7 @@ class Hub:
                 if ready and not self._is_over:
                     self._take_messages()
             self._attended = False
+        return self.jobs.get()  # the end, which is being announced
 
     def wake(self) -> None:
         """Wake whoever waits for messages or jobs; may run in a signal handler."""
@@ -152,6 +155,9 @@ class Hub:
             self._is_over = True
             for book in self._books.values():
                 self._send(book, pack_head(Kind.BYE, book.token, "the server stops"))
+        if self._books:
+            # A client's socket drops what it has not read when the connection ends.
+            time.sleep(_FAREWELL_S)
 
     def idle_sessions(self) -> list[Session]:
         """Sessions that are open and in no method; to be closed by the caller once `run` has returned."""
