@@ -18,10 +18,8 @@ if __name__ == "__main__":
     # ignored in what a shell started in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     how, *options = sys.argv[1:]
-    if "elsewhere" in options:
-        pool = ActorPool.connect(os.environ["ADDRESS"])
-    else:
-        pool = plain_pool(2)
+    is_elsewhere = "elsewhere" in options
+    pool = ActorPool.connect(os.environ["ADDRESS"]) if is_elsewhere else plain_pool(2)
     policy = ActorPolicy(pool)
     policy.submit(requests("say x", 4))
     gather(policy, 4)

@@ -289,7 +289,7 @@ def test_a_wrong_call_is_told(method, value, kind, said):
 
 def test_without_keys_it_keeps_to_this_machine(standalone):
     service = standalone.Environments({})
-    with pytest.raises(standalone.Fault, match="expected CURVE keys for `tcp://0.0.0.0:5555`"):
+    with pytest.raises(standalone.Fault, match=r"expected CURVE keys for `tcp://0\.0\.0\.0:5555`"):
         standalone.Server(service, "tcp://0.0.0.0:5555")
     server = standalone.Server(service, "tcp://127.0.0.1:*")
     assert server.address.startswith("tcp://127.0.0.1:")
