@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.errors import DataError
+from longstep.observations import IMAGE_PLACEHOLDER
 from longstep.types import Prompt
 from longstep_bindings.engines.image_prompts import chat_content
 from longstep_bindings.engines.served import ScoreRow
@@ -50,6 +51,12 @@ class PlacedImages:
 
     def encode(self, prompt: Prompt) -> NDArray[np.int32] | str:
         """[P] ids, or the text of what is wrong with the prompt."""
+        num_places = sum(m.content.count(IMAGE_PLACEHOLDER) for m in prompt.messages)
+        if num_places != len(prompt.images):  # vLLM would leave a place too many empty
+            return (
+                f"expected `{IMAGE_PLACEHOLDER}` once for each of {len(prompt.images)} images in the prompt, got it "
+                f"{num_places} times"
+            )
         chat = [{"role": m.role, "content": chat_content(m)} for m in prompt.messages]
         try:
             text = self._tokenizer.apply_chat_template(

@@ -135,13 +135,15 @@ def test_images_reach_the_model_and_each_distinct_one_counts(engines):
 
 def test_images_without_a_place_or_places_without_an_image_are_an_error(engines):
     engine, _ = engines
-    bad = [
+    requests = [
         _request("many", "go", _image(0)),
         _request("few", "<image> go <image>", _image(0)),
         _request("good", "<image>", _image(0), max_tokens=2),
     ]
-    many, few, good = ask(engine, bad)
-    assert (many.finish_reason, few.finish_reason) == (FinishReason.ERROR, FinishReason.ERROR)
+    many, few, good = ask(engine, requests)
+    for bad, num_places in ((many, 0), (few, 2)):
+        assert bad.finish_reason is FinishReason.ERROR
+        assert f"once for each of 1 images in the prompt, got it {num_places} times" in bad.error
     assert good.error is None
 
 
