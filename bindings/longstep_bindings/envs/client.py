@@ -265,6 +265,8 @@ class RemoteVectorEnv(LockstepEnv):
     def send(self, commands: Sequence[EnvCommand]) -> None:
         """Send commands to their workers, one message to each, without waiting for anything.
 
+        An interrupt passes through; the commands that a worker has got by then are answered, others were not taken.
+
         Raises:
             ConfigError: Unknown or busy slot, task of another environment, step outside an episode, not exactly one of
                 `task` and `action`, or the environments are closed. None of `commands` was taken.
@@ -276,8 +278,17 @@ class RemoteVectorEnv(LockstepEnv):
         )
         if self._agents:
             commands = list(self._to_send(commands))
-        for link, share in list(self._shares(commands)):
-            link.send(share)
+        try:
+            for link, share in list(self._shares(commands)):
+                link.send(share)
+        except BaseException:  # interrupted: what was taken is answered, the rest was not taken
+            self._busy = self._slots_to_answer()
+            raise
+
+    def _slots_to_answer(self) -> set[int]:
+        batches = [*self._ready.values(), *self._arrived.values()]
+        slots = {slot for batch in batches for slot in batch.slots}
+        return slots.union(*(link.slots_under_way() for link in self._links))
 
     def _to_send(self, commands: Sequence[EnvCommand]) -> Iterator[EnvCommand]:
         """What agents make of commands; those that need no worker are answered at once."""

@@ -224,6 +224,11 @@ class Link:
                 self._report(f"sending to it was interrupted by {type(error).__name__}")
                 raise
 
+    def slots_under_way(self) -> set[int]:
+        """Slots whose commands were taken and have no result yet."""
+        with self._lock:
+            return {slot for share in self._under_way.values() for slot in share.slots}
+
     def take(self) -> None:
         """Read the answers that have arrived; their results go into `arrived`."""
         with self._lock:
