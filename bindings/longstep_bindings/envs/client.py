@@ -52,9 +52,9 @@ class RemoteVectorEnv(LockstepEnv):
     >>> with RemoteVectorEnv("longstep/KeyDoor-v0", 4, num_workers=2) as envs:
     ...     envs.send([EnvCommand(slot=3, command_id=1, task=Task(env_id="longstep/KeyDoor-v0", seed=7))])
     ...     [(result.slot, result.error) for result in envs.recv()]
-    [(3, None)]
     ...     observations, infos = envs.reset(seeds=[7, 8], group_size=2)
     ...     observations[0] == observations[1]
+    [(3, None)]
     True
     """
 
