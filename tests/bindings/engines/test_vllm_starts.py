@@ -70,7 +70,7 @@ def test_a_killed_parent_takes_the_engine_process_along(folder):
         "from longstep_bindings.engines.vllm_engine import VLLMEngine\n"
         "if __name__ == '__main__':\n"
         f"    engine = VLLMEngine({str(folder)!r}, num_threads=1, kv_cache_gib=0.25)\n"
-        "    print(*[c.pid for c in psutil.Process().children(recursive=True)], flush=True)\n"
+        "    print('pids', *[c.pid for c in psutil.Process().children(recursive=True)], flush=True)\n"
         "    sys.stdin.read()\n"
     )
     process = subprocess.Popen(
@@ -79,7 +79,9 @@ def test_a_killed_parent_takes_the_engine_process_along(folder):
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin, process.stdout:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
+        # vLLM writes its log there too.
+        line = next(line for line in process.stdout if line.startswith("pids "))
+        pids = [int(pid) for pid in line.split()[1:]]
         assert any("EngineCore" in psutil.Process(pid).name() for pid in pids)
         process.send_signal(signal.SIGKILL)
         process.wait()
