@@ -29,6 +29,8 @@ def interrupts(draws, longest_s):
         signal.signal(signal.SIGALRM, before)
 
 
+# Where an interrupt meets a finalizer, Python can only report it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("longest_s", [0.0005, 0.005])
 def test_an_interrupt_at_any_moment_leaves_nothing_hanging_and_doubles_no_step(longest_s):
     draws, num_interrupts = random.Random(longest_s), 0
