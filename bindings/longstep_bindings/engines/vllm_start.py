@@ -31,6 +31,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _EXTENSION = "longstep_bindings.engines.vllm_core.WorkerExtension"
 _SAMPLER = "longstep_bindings.engines.vllm_core:LongstepSampler"
 _CPU_KV_CACHE_GIB = 1.0
+_CPU_BLOCK_SIZE = 32
 _RECORD = "\x1e"
 _MAX_REASON = 1000
 
@@ -103,7 +104,9 @@ def engine_settings(
         raise ConfigError(
             f"expected `engine_args` beside what the engine sets itself, got `{taken[0]}`"
         )
-    return {**settings, **others}
+    # On a CPU vLLM caches beginnings in blocks of 128 tokens, which is longer than many prompts of agents.
+    defaults = {"block_size": _CPU_BLOCK_SIZE} if is_cpu else {}
+    return {**defaults, **settings, **others}
 
 
 def _is_cpu() -> bool:

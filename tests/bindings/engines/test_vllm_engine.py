@@ -49,9 +49,7 @@ def reference(tiny):
 def engine(tiny):
     from longstep_bindings.engines.vllm_engine import VLLMEngine
 
-    engine = VLLMEngine(
-        tiny[2], num_threads=1, kv_cache_gib=0.25, max_num_seqs=64, engine_args={"block_size": 32}
-    )
+    engine = VLLMEngine(tiny[2], num_threads=1, kv_cache_gib=0.25, max_num_seqs=64)
     yield engine
     engine.close()
 
