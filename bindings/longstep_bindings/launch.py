@@ -109,8 +109,7 @@ class Child:
         if not self._is_mine or self._is_ended:
             return
         self.wait(grace_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # before its id is free for another
+        reaper.kill_group(self.pid)  # before its id is free for another
         self._process.wait()
         self._is_ended = True
         _reapers.forget(self.pid)

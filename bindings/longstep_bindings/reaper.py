@@ -21,6 +21,7 @@ from pathlib import Path
 
 POLL_S = 0.25
 GRACE_S = 1.5
+TRACKER_GRACE_S = 2.0
 
 
 def main(parent_pid: int) -> None:
@@ -36,8 +37,7 @@ def main(parent_pid: int) -> None:
     while any(map(is_running, watched)) and time.monotonic() < end_at:
         time.sleep(0.05)
     for pid in watched:
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        kill_group(pid)
         remove_folders(pid)
     if watched:  # the parent died: one that ends its children properly has forgotten them
         remove_folders(parent_pid)
@@ -58,6 +58,44 @@ def watch(parent_pid: int) -> list[int]:
             sign, pid = line.split()
             (watched.add if sign == b"+" else watched.discard)(int(pid))
     return sorted(watched)
+
+
+def kill_group(leader_pid: int) -> None:
+    """Kill a process group, all at once but for `multiprocessing`'s resource trackers.
+
+    A tracker removes the semaphores and shared memory of its processes once all of them are gone, and then ends; it gets
+    a moment for that, for nobody else knows their names.
+    """
+    members = group_members(leader_pid)
+    trackers = [pid for pid in members if is_resource_tracker(pid)]
+    if trackers:
+        for pid in members:
+            if pid not in trackers:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        end_at = time.monotonic() + TRACKER_GRACE_S
+        while any(map(is_running, trackers)) and time.monotonic() < end_at:
+            time.sleep(0.005)
+    with contextlib.suppress(OSError):
+        os.killpg(leader_pid, signal.SIGKILL)
+
+
+def group_members(leader_pid: int) -> list[int]:
+    """Processes in a group; none where the system does not tell."""
+    members: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            if int(fields[2]) == leader_pid:
+                members.append(int(folder.name))
+    return members
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """True for the process in which `multiprocessing` remembers what is to be removed."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def is_running(pid: int) -> bool:

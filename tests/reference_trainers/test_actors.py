@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from longstep_bindings.testing import wait_until
 
 torch = pytest.importorskip("torch", reason="needs the 'trainers' extra")
 pytest.importorskip("zmq", reason="needs the 'bindings' extra")
@@ -89,13 +90,6 @@ def start(command: str, *flags: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def wait_until(condition: Any, timeout_s: float = 240.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not come true within {timeout_s:g} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from longstep.recording import RolloutBatch
 from longstep.rollout import EpisodeGroup, Rollout
 from longstep.types import Completion, GenerationRequest, StopReason, Task, Trajectory
 from longstep.vector import GroupVectorEnv
+from longstep_bindings.testing import wait_until
 from longstep_trainers.sources import CollectSource, StreamSource
 
 
@@ -101,13 +102,6 @@ class Rig:
 
 def group_ids(batch: RolloutBatch) -> list[int]:
     return sorted({t.group_id for t in batch.trajectories})
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true within 60 s"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import LongstepError, PolicyError, SessionLostError
+from longstep.errors import LongstepError, PolicyError, SessionLostError, WeightsError
 from longstep_bindings.actors.folders import SHARED_MEMORY
 from longstep_bindings.actors.link import ActorLink
 from longstep_bindings.actors.messages import pack_rows
@@ -109,17 +109,18 @@ class Delivery:
     def score(self, rows: Sequence[ScoreRow]) -> dict[int, list[NDArray[np.float32]]]:
         """Log-probabilities from every actor that is there, by its number; one that dies meanwhile is left out."""
         packed = pack_rows(rows)
-        links = self.ready_links()
-        answers = self.each(
-            links, lambda link: link.call("score", packed, timeout_s=_SCORE_TIMEOUT_S)
-        )
         scores: dict[int, list[NDArray[np.float32]]] = {}
-        for link, answer in zip(links, answers, strict=True):
-            if isinstance(answer, SessionLostError):
-                continue
-            if isinstance(answer, LongstepError):
-                raise answer
-            scores[link.index] = [np.asarray(row, np.float32) for row in answer]
+        while not scores:
+            links = self.ready_links()
+            answers = self.each(
+                links, lambda link: link.call("score", packed, timeout_s=_SCORE_TIMEOUT_S)
+            )
+            for link, answer in zip(links, answers, strict=True):
+                if isinstance(answer, SessionLostError):
+                    continue
+                if isinstance(answer, LongstepError):
+                    raise answer
+                scores[link.index] = [np.asarray(row, np.float32) for row in answer]
         return scores
 
     # ---- weights ----
@@ -130,6 +131,8 @@ class Delivery:
         """Have every actor serve new weights; see `ActorPool.update`."""
         with self._updating:
             links = self.ready_links(or_waiting=True)
+            if route == "shared_memory":
+                _require_shared_memory(links)
             parcel = pack_parcel(
                 source,
                 kind=kind,
@@ -143,22 +146,25 @@ class Delivery:
             finally:
                 if parcel not in self._parcels:
                     parcel.remove()
-            return parcel.route
+            used = {link.last_route for link in self._links if link.has(parcel)}
+            return "wire" if "wire" in used else parcel.route
 
     def _deliver(self, links: Sequence[ActorLink], parcel: Parcel) -> None:
         answers = self.each(links, lambda link: link.load_parcels([parcel]))
-        refusals = [error for error in answers if isinstance(error, LongstepError)]
-        died = [error for error in refusals if isinstance(error, SessionLostError)]
-        took = len(answers) - len(refusals)
-        if not took and len(refusals) > len(died):
-            raise next(error for error in refusals if error not in died)
+        refusals = [
+            error
+            for error in answers
+            if isinstance(error, LongstepError) and not isinstance(error, SessionLostError)
+        ]
+        took = any(not isinstance(answer, LongstepError) for answer in answers)
+        if refusals and not took:
+            raise refusals[0]
         self._take_over(parcel)
-        for link, error in zip(links, answers, strict=True):
-            if isinstance(error, LongstepError) and error not in died:
-                link.restart(f"it did not take the weights that others took: {error}")
+        _give_up_who_refused(links, answers)
         # Whoever became ready while this went on, before it knew of these weights.
         late = [link for link in self._links if link.state == "ready" and not link.has(parcel)]
-        self.each(late, lambda link: link.load_parcels(self._parcels))
+        parcels = self._parcels
+        _give_up_who_refused(late, self.each(late, lambda link: link.load_parcels(parcels)))
         if not took:
             self.ready_links()
 
@@ -192,3 +198,19 @@ class Delivery:
             before, self._parcels = self._parcels, ()
         for parcel in before:
             parcel.remove()
+
+
+def _give_up_who_refused(links: Sequence[ActorLink], answers: Sequence[Any]) -> None:
+    """Replace actors that did not take what others took; those that died are being replaced anyway."""
+    for link, error in zip(links, answers, strict=True):
+        if isinstance(error, LongstepError) and not isinstance(error, SessionLostError):
+            link.restart(f"it did not take the weights that others took: {error}")
+
+
+def _require_shared_memory(links: Sequence[ActorLink]) -> None:
+    elsewhere = [link.index for link in links if not link.shares_memory]
+    if elsewhere:
+        raise WeightsError(
+            f"expected actors that see this machine's shared memory, got others: {elsewhere}; "
+            'send by route="wire" or "auto"'
+        )

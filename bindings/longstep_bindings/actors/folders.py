@@ -38,13 +38,7 @@ class ScratchFolder:
             OSError: There is no room, or nothing can be made there.
         """
         sweep(root)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-        try:
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            shutil.rmtree(self.path, ignore_errors=True)
-            raise
+        self.path, self._lock = _locked_folder(root)
 
     def close(self) -> None:
         """Remove it with all that is in it. Idempotent."""
@@ -52,6 +46,31 @@ class ScratchFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _locked_folder(root: Path) -> tuple[Path, int]:
+    """A new folder and the descriptor of its lock file, which is held."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        lock = -1
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if _holds(lock, path / _LOCK):
+                return path, lock
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _holds(lock: int, path: Path) -> bool:
+    """Take the lock; False when a `sweep` was faster, for which a file without a holder is a dead process's."""
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), path.stat())
+    return False
 
 
 def sweep(root: Path) -> None:

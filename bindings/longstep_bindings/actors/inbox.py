@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from bisect import bisect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ class Transfer:
         total = sum(files.values())
         fits = SHARED_MEMORY.is_dir() and has_room(SHARED_MEMORY, 2 * total)
         root = root or (SHARED_MEMORY if fits else Path(tempfile.gettempdir()))
-        self._missing = dict(files)
-        self._seen: set[tuple[str, int]] = set()
+        self._sizes = dict(files)
+        self._taken: dict[str, list[tuple[int, int]]] = {name: [] for name in files}
+        """Where the pieces of each file that came begin and end, in order."""
         self._descriptors: dict[str, int] = {}
         try:
             self._folder = ScratchFolder(root)
@@ -76,14 +78,22 @@ class Transfer:
                 f"expected checksum {checksum:x} of {data.size} bytes at {offset} of `{name}`, got another; "
                 "they were changed on the way"
             )
-        if (name, offset) in self._seen or data.size > self._missing[name] or offset < 0:
-            raise ProtocolError(f"expected each piece of `{name}` once, got {offset} again")
-        self._seen.add((name, offset))
-        self._missing[name] -= data.size
+        self._note(name, offset, offset + data.size)
         view = data.data
         while view:
             written = os.pwrite(self._descriptors[name], view, offset)
             view, offset = view[written:], offset + written
+
+    def _note(self, name: str, begin: int, end: int) -> None:
+        size, taken = self._sizes[name], self._taken[name]
+        if type(begin) is not int or not 0 <= begin < end <= size:
+            raise ProtocolError(f"expected a piece within {size} bytes of `{name}`, got {begin!r}")
+        place = bisect(taken, (begin, end))
+        if (place and taken[place - 1][1] > begin) or (
+            place < len(taken) and taken[place][0] < end
+        ):
+            raise ProtocolError(f"expected each byte of `{name}` once, got {begin} to {end} again")
+        taken.insert(place, (begin, end))
 
     def finish(self) -> None:
         """Close the files.
@@ -91,9 +101,9 @@ class Transfer:
         Raises:
             WeightsError: Some piece has not come.
         """
-        for name, missing in self._missing.items():
-            size = os.fstat(self._descriptors[name]).st_size
-            if missing or sum(1 for each, _ in self._seen if each == name) == 0 < size:
+        for name, taken in self._taken.items():
+            missing = self._sizes[name] - sum(end - begin for begin, end in taken)
+            if missing:
                 raise WeightsError(f"expected all of `{name}`, got {missing} bytes less")
         self._close_files()
 

@@ -96,12 +96,15 @@ class ActorLink:
         self.description: EngineDescription | None = None
         self.policy_version = 0
         self.num_restarts = self.num_transfers = 0
+        self.shares_memory = False
+        """True when the actor sees the files in this machine's shared memory."""
+        self.last_route: Literal["shared_memory", "wire"] | None = None
+        """How the weights that it was given last reached it."""
         self.lane = ActorLane(owner.lock, wake=owner.wake, report=self._report)
         """Its requests."""
         self._settings, self._owner, self._keys = settings, owner, keys
         self._limit = settings.max_in_flight
         self._token = ""
-        self._shares_memory = False
         self._num_busy = 0
         """Long calls under way, during which no completions may come."""
         self._trouble = threading.Event()
@@ -161,14 +164,15 @@ class ActorLink:
         self._called(lambda client: self._load(client, parcels))
 
     def _load(self, client: Client, parcels: Sequence[Parcel]) -> None:
-        if self._token != parcels[-1].token:
+        if parcels and self._token != parcels[-1].token:
             for parcel in parcels:
                 self._load_one(client, parcel)
 
     def _load_one(self, client: Client, parcel: Parcel) -> None:
         timeout_s = self._settings.update_timeout_s
         order = {"kind": parcel.kind, "version": parcel.version, "token": parcel.token}
-        if parcel.route == "shared_memory" and self._shares_memory:
+        by_path = parcel.route == "shared_memory" and self.shares_memory
+        if by_path:
             order["path"] = str(parcel.path)
             version = self._ask(client, "load", order, timeout_s=timeout_s)
         else:
@@ -178,6 +182,7 @@ class ActorLink:
         if version != parcel.version:
             raise ProtocolError(f"expected version {parcel.version} to serve, got {version!r}")
         self._token, self.policy_version = parcel.token, parcel.version
+        self.last_route = "shared_memory" if by_path else "wire"
         self.num_transfers += 1
 
     def has(self, parcel: Parcel) -> bool:
@@ -283,7 +288,7 @@ class ActorLink:
             host = told["host"]
         except (TypeError, KeyError, ValueError) as error:
             raise ProtocolError(f"expected an actor's description, got {error!r:.100}") from None
-        self._shares_memory = bool(host) and host == host_identity()
+        self.shares_memory = bool(host) and host == host_identity()
 
     def _open_to(self, client: Client) -> None:
         """Load the newest weights, then let requests through."""

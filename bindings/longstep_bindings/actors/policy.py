@@ -87,7 +87,8 @@ class ActorPolicy:
         """Have every actor serve new weights: one transfer to each. Returns once they serve.
 
         Args:
-            source: A transformers model, or the path of a folder or file with its weights.
+            source: A transformers model, or the path of a folder or file with its weights, which stays in place until
+                the next update: an actor that is restarted reads it again.
             version: Their `policy_version`.
             route: `shared_memory`, `wire`, `cuda`, or `auto` for the first that works here without a GPU.
             probe: Compared at each actor after the transfer.
@@ -109,7 +110,7 @@ class ActorPolicy:
         """Have every actor serve its model with this LoRA adapter in place of any other; as `update_weights`.
 
         Args:
-            source: A peft model, or the path of an adapter's folder.
+            source: A peft model, or the path of an adapter's folder, which stays in place until the next update.
             version: Its `policy_version`.
             route: As for `update_weights`, but not `cuda`.
             probe: Compared at each actor after the transfer.
@@ -225,6 +226,15 @@ def open_policy(
         LongstepError: An actor could not be started or is not there.
     """
     if addresses:
+        _refuse_beside_addresses(
+            model=str(model),
+            engine=engine if engine != "transformers" else "",
+            num_actors=num_actors if num_actors != 1 else 0,
+            options=options,
+            python=python,
+            environ=environ,
+            log_folder=settings.get("log_folder"),
+        )
         return ActorPolicy(ActorPool.connect(addresses, keys=keys, **settings))
     spec = ActorSpec(
         model=str(model),
@@ -234,3 +244,11 @@ def open_policy(
         environ=dict(environ or {}),
     )
     return ActorPolicy(ActorPool(spec, num_actors, **settings))
+
+
+def _refuse_beside_addresses(**given: Any) -> None:
+    meant = [name for name, value in given.items() if value]
+    if meant:
+        raise ConfigError(
+            f"expected no `{'`, `'.join(meant)}` beside `addresses`: whoever started those actors has settled it"
+        )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longstep.errors import ConfigError, LongstepError, PolicyError
-from longstep.types import Completion, GenerationRequest
+from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.actors.delivery import Delivery
 from longstep_bindings.actors.lane import ActorLane
 from longstep_bindings.actors.link import ActorLink
@@ -300,13 +300,12 @@ class ActorPool:
         for ticket in tickets:
             if not ticket.is_open:
                 continue
+            if ticket.resubmitted == self.settings.max_resubmits:
+                self._fail(ticket, f"its actor went down {ticket.resubmitted + 1} times: {why}")
+                continue
             ticket.resubmitted += 1
             self._book.num_resubmitted += 1
-            if ticket.resubmitted > self.settings.max_resubmits:
-                ticket.resubmitted -= 1
-                self._fail(ticket, f"its actor went down {ticket.resubmitted + 1} times: {why}")
-            else:
-                again.append(ticket)
+            again.append(ticket)
         self._book.put_back(again)
 
     # ---- the pool's own thread ----
@@ -398,7 +397,7 @@ class ActorPool:
         with self.lock:
             return PoolStats(
                 policy_version=self.policy_version,
-                num_queued=len(self._book.queue),
+                num_queued=self._book.num_waiting,
                 num_in_flight=sum(link.lane.load for link in self._links),
                 num_resubmitted=self._book.num_resubmitted,
                 num_restarts=sum(link.num_restarts for link in self._links),
@@ -412,9 +411,17 @@ class ActorPool:
         return [getattr(link.place, "pid", None) for link in self._links]
 
     def close(self) -> None:
-        """End the actors that this pool started, and free everything. Idempotent."""
+        """End the actors that this pool started, and free everything. Idempotent.
+
+        Requests that are open are answered with `FinishReason.CANCELLED`; `poll` still gives them.
+        """
         atexit.unregister(self.close)
         self._closing.set()
+        with self.lock:
+            for ticket in self._book.open_tickets():
+                why = "the pool was closed"
+                cancelled = failed(ticket, why, self.policy_version, FinishReason.CANCELLED)
+                self._book.answer(ticket, cancelled)
         self._news.set()
         for link in self._links:
             link.begin_close()

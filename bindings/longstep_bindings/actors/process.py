@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from longstep.errors import DeadlineError, PolicyError
+from longstep.errors import PolicyError
 from longstep_bindings.actors.spec import ActorSpec
 from longstep_bindings.curve import ServerKeys
-from longstep_bindings.failures import Failure, raisable
 from longstep_bindings.launch import Child
+from longstep_bindings.readiness import await_address
 from longstep_bindings.transport import tidy_ipc
-from longstep_bindings.wire import decode, encode
+from longstep_bindings.wire import encode
 
 __all__ = ["ActorPlace", "ActorProcess", "StartSettings"]
 
@@ -28,7 +26,6 @@ del sys.argv[1:]
 from longstep_bindings.actors.worker import main
 main()
 """
-_LOOK_S = 0.1
 _END_GRACE_S = 5.0
 _TAIL_BYTES = 20_000
 _TAIL_LINES = 60
@@ -69,7 +66,7 @@ class ActorProcess:
             DeadlineError: It was not reachable in time.
             LongstepError: It said why it cannot serve.
         """
-        self._log, self._settings = log, settings
+        self._log = log
         self.address = ""
         """Where it can be reached."""
         ready, ready_fd = os.pipe()
@@ -107,41 +104,21 @@ class ActorProcess:
             os.close(output)
             os.close(ready_fd)
         try:
-            self.address = self._await_address(ready, closing or threading.Event())
+            self.address = await_address(
+                self._child,
+                ready,
+                what="an actor",
+                error=PolicyError,
+                timeout_s=settings.start_timeout_s,
+                end_grace_s=_END_GRACE_S,
+                closing=closing,
+                tail=self.tail,
+            )
         except BaseException:
             self._child.end()
             raise
         finally:
             os.close(ready)
-
-    def _await_address(self, ready: int, closing: threading.Event) -> str:
-        end_at, data = time.monotonic() + self._settings.start_timeout_s, b""
-        while True:
-            left_s = end_at - time.monotonic()
-            if left_s <= 0.0:
-                raise DeadlineError(
-                    f"expected an actor to be ready within {self._settings.start_timeout_s:g} s; raise "
-                    f"`start_timeout_s` if its model takes longer to load{self.tail()}"
-                )
-            if closing.is_set():
-                raise PolicyError("an actor was closed before it was ready")
-            if not select.select([ready], [], [], min(left_s, _LOOK_S))[0]:
-                continue
-            part = os.read(ready, 65536)
-            if not part:
-                break
-            data += part
-        if not data:
-            self._child.wait(_END_GRACE_S)
-            raise PolicyError(f"an actor {self._ended_text()} before it was ready{self.tail()}")
-        told = decode([data])
-        if "address" not in told:
-            self._child.wait(_END_GRACE_S)
-            raise raisable(Failure(told["kind"], told["message"] + self.tail()), "a new actor")
-        return told["address"]
-
-    def _ended_text(self) -> str:
-        return self._child.exit_text() if self._child.has_exited else "closed its pipe"
 
     @property
     def pid(self) -> int:

@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from longstep.errors import PolicyError
+from longstep.errors import ConfigError, PolicyError
 from longstep_bindings.actors.messages import LIMITS
 from longstep_bindings.actors.service import ActorService
 from longstep_bindings.curve import ServerKeys
@@ -44,8 +44,13 @@ class ActorServer:
             keys: CURVE keys; required for an address that other machines can reach.
 
         Raises:
-            ConfigError: The address cannot be meant or bound.
+            ConfigError: An argument is out of range, or the address cannot be meant or bound.
         """
+        for name, value in (("max_in_flight", max_in_flight), ("max_image_bytes", max_image_bytes)):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"expected `{name}` of at least 1, got {value!r}")
+        if not 0.0 < lost_after_s < 1e7:
+            raise ConfigError(f"expected seconds above 0 as `lost_after_s`, got {lost_after_s!r}")
         self.engine = engine
         self.failure: str | None = None
         """Why the engine answers nothing any more; None while all is well."""

@@ -171,10 +171,15 @@ class ActorService:
                 seat.open.discard(name)
                 seat.done.append(dataclasses.replace(completion, request_id=name))
                 self._changed.notify()
-            fails_now = failure is not None and not self._has_failed
-            self._has_failed |= failure is not None
-        if fails_now and failure is not None and self._on_failure is not None:
-            self._on_failure(failure)
+        if failure is not None:
+            self._fail(failure)
+
+    def _fail(self, why: str) -> None:
+        """Tell the owner, once, that nothing is answered any more."""
+        with self._changed:
+            fails_now, self._has_failed = not self._has_failed, True
+        if fails_now and self._on_failure is not None:
+            self._on_failure(why)
 
     def _take(self, call: Call) -> Any:
         seat = self._seat(call)
@@ -190,6 +195,13 @@ class ActorService:
 
     def _send(self) -> None:
         """Hand completions to the calls that wait for them, until closed."""
+        try:
+            self._send_until_closed()
+        except BaseException as error:
+            self._fail(f"the thread that hands completions out failed: {error!r}")
+            raise
+
+    def _send_until_closed(self) -> None:
         while True:
             with self._changed:
                 ready = self._ready()

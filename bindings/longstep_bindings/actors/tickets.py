@@ -96,7 +96,9 @@ class Assigner:
         return best
 
 
-def failed(ticket: Ticket, error: str, version: int) -> Completion:
+def failed(
+    ticket: Ticket, error: str, version: int, reason: FinishReason = FinishReason.ERROR
+) -> Completion:
     """The completion of a request that could not be answered."""
     return Completion(
         request_id=ticket.request.request_id,
@@ -104,7 +106,7 @@ def failed(ticket: Ticket, error: str, version: int) -> Completion:
         token_ids=np.empty(0, np.int32),
         logprobs=np.empty(0, np.float32),
         text="",
-        finish_reason=FinishReason.ERROR,
+        finish_reason=reason,
         policy_version=version,
         error=error,
         resubmitted=ticket.resubmitted,
@@ -127,6 +129,11 @@ class Book:
         self.num_resubmitted = 0
 
     @property
+    def num_waiting(self) -> int:
+        """Open requests that wait for room."""
+        return sum(ticket.is_open for ticket in self.queue)
+
+    @property
     def num_open(self) -> int:
         """Requests that are not answered."""
         return len(self._tickets)
@@ -146,6 +153,8 @@ class Book:
                     f"expected unique request ids, got `{name}` twice; give each request its own id"
                 )
             new[name] = Ticket(request, deadline)
+        if len(self.queue) + len(new) > self._max_queued:
+            self.queue = deque(ticket for ticket in self.queue if ticket.is_open)
         if len(self.queue) + len(new) > self._max_queued:
             raise ConfigError(
                 f"expected at most {self._max_queued} requests waiting for an actor, got {len(self.queue)} and "

@@ -9,21 +9,24 @@ taken its place, because an actor that is restarted needs it.
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shutil
 import tempfile
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from longstep.errors import ConfigError, WeightsError
+from longstep.errors import ConfigError, LongstepError, WeightsError, did_you_mean
 from longstep_bindings.actors.folders import ScratchFolder, has_room, no_room
 from longstep_bindings.engines.model_weights import checkpoint_tensors
 from longstep_bindings.engines.weight_files import (
@@ -41,7 +44,9 @@ __all__ = ["ROUTES", "Parcel", "Route", "pack_parcel", "send_files"]
 
 Route = Literal["auto", "shared_memory", "wire", "cuda"]
 ROUTES: tuple[Route, ...] = ("auto", "shared_memory", "wire", "cuda")
+_BY_FILE = ("auto", "shared_memory", "wire")
 Kind = Literal["weights", "adapter"]
+_NUMBER_FORMATS = ("float32", "bfloat16", "float16", "float64")
 _PIECE_BYTES = 4 << 20
 _PIECES_UNDER_WAY = 8
 _PIECE_TIMEOUT_S = 120.0
@@ -97,8 +102,14 @@ def pack_parcel(
 
     Raises:
         WeightsError: There is no room, or `source` holds something else.
-        ConfigError: `source` is no model or path.
+        ConfigError: `source` is no model or path, or there is no such route or number format.
     """
+    if route not in _BY_FILE:
+        raise ConfigError(f"expected a route for files, one of {_BY_FILE}, got {route!r}")
+    if dtype is not None and dtype not in _NUMBER_FORMATS:
+        raise ConfigError(
+            f"expected a number format of torch, got `{dtype}`; {did_you_mean(dtype, _NUMBER_FORMATS)}"
+        )
     if isinstance(source, str | Path):
         return _of_path(Path(source), kind, version, route)
     save, estimate = _saver(source, kind, dtype)
@@ -210,31 +221,50 @@ def send_files(client: Client, parcel: Parcel, *, check: Callable[[], None]) -> 
         check: Called while waiting; raises when there is nothing to wait for any more.
 
     Raises:
-        WeightsError: A file changed meanwhile, or there is no room at the actor.
+        WeightsError: A file changed or went away meanwhile, or there is no room at the actor.
         DeadlineError: A piece was not taken in time.
         SessionLostError: The actor is gone.
     """
     sender = _Sender(client, check)
     name = f"{parcel.token}-{secrets.token_hex(4)}"
-    sizes = {file.name: file.stat().st_size for file in parcel.files}
-    sender.send("begin", {"transfer": name, "files": sizes})
-    sender.wait_for_all()
-    for file in parcel.files:
-        if not sizes[file.name]:
-            raise WeightsError(f"expected a file that holds something, got `{file}` empty")
-        with file.open("rb") as stream:
-            data = np.memmap(stream, np.uint8, mode="r")
+    with _told_as_weights(parcel.path), ExitStack() as stack:
+        files = {file.name: _mapped(file, stack) for file in parcel.files}
+        sender.send(
+            "begin", {"transfer": name, "files": {each: data.size for each, data in files.items()}}
+        )
+        sender.wait_for_all()
+        for file_name, data in files.items():
             for offset in range(0, data.size, _PIECE_BYTES):
                 piece = {
                     "transfer": name,
-                    "name": file.name,
+                    "name": file_name,
                     "offset": offset,
                     "data": data[offset : offset + _PIECE_BYTES],
                 }
                 piece["checksum"] = xxh3_64_intdigest(piece["data"].data)
                 sender.send("chunk", piece)
-    sender.wait_for_all()
+        sender.wait_for_all()
     return name
+
+
+def _mapped(file: Path, stack: ExitStack) -> NDArray[np.uint8]:
+    stream = stack.enter_context(file.open("rb"))
+    if not os.fstat(stream.fileno()).st_size:
+        raise WeightsError(f"expected a file that holds something, got `{file}` empty")
+    return np.memmap(stream, np.uint8, mode="r")
+
+
+@contextmanager
+def _told_as_weights(path: Path) -> Iterator[None]:
+    """Files that are gone, or cannot be read, are weights that did not arrive."""
+    try:
+        yield
+    except LongstepError:
+        raise
+    except OSError as error:
+        raise WeightsError(
+            f"expected weights at `{path}` until the next update, got {error}"
+        ) from None
 
 
 class _Sender:

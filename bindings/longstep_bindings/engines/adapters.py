@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ __all__ = ["AdapterSlot"]
 
 _NAME = "served"
 _PREFIX = "base_model.model."
-_SHAPE_KEYS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora")
+_OF_NO_EFFECT = frozenset(
+    [
+        "base_model_name_or_path",
+        "inference_mode",
+        "revision",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+    ]
+)
+"""Entries of an adapter's config that change nothing about what it computes."""
 
 
 class AdapterSlot:
@@ -32,7 +43,7 @@ class AdapterSlot:
         self._model = model
         self._max_rank = max_rank
         self._tuner: Any = None
-        self._shape: tuple[Any, ...] = ()
+        self._config: dict[str, Any] = {}
 
     def load(self, folder: Path) -> None:
         """Put the adapter in `folder` in place of any other.
@@ -46,43 +57,59 @@ class AdapterSlot:
         adapter = read_adapter(folder, max_rank=self._max_rank)
         self._check(adapter, folder)
         tensors = load_file(folder / ADAPTER_WEIGHTS)
-        shape = tuple(repr(adapter.config.get(key)) for key in _SHAPE_KEYS)
-        if self._tuner is None or shape != self._shape:
-            self._take_off()
-            config = peft.PeftConfig.from_pretrained(str(folder))
-            config.inference_mode = True
-            self._put_on(config)
-            self._shape = shape
-        told = peft.set_peft_model_state_dict(self._model, tensors, _NAME)
-        assert not told.unexpected_keys, told.unexpected_keys
+        config = {key: value for key, value in adapter.config.items() if key not in _OF_NO_EFFECT}
+        with self._kept():
+            if self._tuner is None or config != self._config:
+                self._take_off()
+                self._put_on(_served_config(folder), config)
+            told = peft.set_peft_model_state_dict(self._model, tensors, _NAME)
+            missing = [name for name in told.missing_keys if ".lora_" in name]
+            if missing or told.unexpected_keys:
+                raise WeightsError(
+                    f"expected the weights of all that `{ADAPTER_CONFIG}` names at `{folder}`, got none for "
+                    f"{missing[:3]} and unknown ones for {list(told.unexpected_keys)[:3]}"
+                )
 
     def replace_by(self, load: Callable[[], None]) -> None:
         """Take the adapter off and load something else into the model; when that fails, the adapter is put back."""
-        if self._tuner is None:
+        with self._kept():
+            self._take_off()
             load()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Put the adapter back that is on now, or none, when what is done here fails."""
+        if self._tuner is None:
+            try:
+                yield
+            except BaseException:
+                self._take_off()
+                raise
             return
         import peft
 
-        config = self._tuner.peft_config[_NAME]
-        tensors = peft.get_peft_model_state_dict(self._model, adapter_name=_NAME)
-        self._take_off()
+        lora_config, config = self._tuner.peft_config[_NAME], self._config
+        state = peft.get_peft_model_state_dict(self._model, adapter_name=_NAME)
+        tensors = {name: tensor.clone() for name, tensor in state.items()}
         try:
-            load()
+            yield
         except BaseException:
-            self._put_on(config)
+            self._take_off()
+            self._put_on(lora_config, config)
             peft.set_peft_model_state_dict(self._model, tensors, _NAME)
             raise
 
-    def _put_on(self, config: Any) -> None:
+    def _put_on(self, lora_config: Any, config: dict[str, Any]) -> None:
         import peft
 
-        self._tuner = peft.LoraModel(self._model, config, _NAME)
+        self._tuner = peft.LoraModel(self._model, lora_config, _NAME)
         self._model.eval()
+        self._config = config
 
     def _take_off(self) -> None:
         if self._tuner is not None:
             self._tuner.unload()
-            self._tuner = None
+            self._tuner, self._config = None, {}
 
     def _check(self, adapter: AdapterFile, folder: Path) -> None:
         """Each tensor must be half of an update of one of the model's linear layers."""
@@ -103,3 +130,11 @@ class AdapterSlot:
                     f"expected {weight.shape[axis]} at axis {axis} of `{name}`, got shape {tensor.shape} at "
                     f"`{folder}`; it is an adapter of another model"
                 )
+
+
+def _served_config(folder: Path) -> Any:
+    import peft
+
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    return config

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.errors import ConfigError
 from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.adapters import AdapterSlot
 from longstep_bindings.engines.model_weights import load_in_place
@@ -49,8 +50,16 @@ class BatchedEngine:
         takes_images: True when the engine has the model's processor.
         max_batch: Most requests of one batch; None takes all that are pending.
         max_adapter_rank: Largest rank of an adapter.
-        gather_s: How long an idle engine waits for the rest of a burst of requests before it begins.
+        gather_s: Seconds that an idle engine waits for the rest of a burst of requests before it begins, 0 to 1.
+
+        Raises:
+            ConfigError: An argument is out of range.
         """
+        for name, value in (("max_batch", max_batch), ("max_adapter_rank", max_adapter_rank)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"expected `{name}` of at least 1, got {value!r}")
+        if not 0.0 <= gather_s <= 1.0:
+            raise ConfigError(f"expected `gather_s` from 0 to 1 s, got {gather_s!r}")
         self._engine = engine
         engine.model.eval()
         self._adapter = AdapterSlot(engine.model, max_rank=max_adapter_rank)
@@ -62,6 +71,7 @@ class BatchedEngine:
         self._model_lock = threading.Lock()
         """Held by whoever computes with the weights or changes them."""
         self._num_waiting_for_model = 0
+        self._failure: str | None = None
         self._is_closed = False
         self._num_completions = self._prompt_tokens = self._generated_tokens = 0
         self._busy_s = 0.0
@@ -75,8 +85,8 @@ class BatchedEngine:
 
     @property
     def failure(self) -> str | None:
-        """None: it fails with the process that it runs in."""
-        return None
+        """What the GPU said when it failed for good: after such an error it computes nothing more in this process."""
+        return self._failure
 
     @property
     def description(self) -> EngineDescription:
@@ -151,10 +161,12 @@ class BatchedEngine:
         try:
             return self._engine.generate(requests)
         except Exception as error:
-            if len(requests) > 1:
-                return [self._generate([request])[0] for request in requests]
             said = f"{type(error).__name__}: {error}"
-            return [self._unanswered(requests[0], FinishReason.ERROR, said)]
+            if _is_for_good(error):
+                self._failure = said
+            elif len(requests) > 1:
+                return [self._generate([request])[0] for request in requests]
+            return [self._unanswered(request, FinishReason.ERROR, said) for request in requests]
 
     def _answer(self, answers: Iterable[tuple[Completion, OnDone]]) -> None:
         for completion, on_done in answers:
@@ -237,3 +249,8 @@ class BatchedEngine:
             self._changed.notify()
         self.cancel(names)
         self._thread.join(_JOIN_S)
+
+
+def _is_for_good(error: Exception) -> bool:
+    """True for errors of CUDA, of which all but a full memory leave the process without a GPU."""
+    return "CUDA error" in str(error) and "out of memory" not in str(error)

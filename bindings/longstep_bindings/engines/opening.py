@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ENGINES", "open_engine"]
 
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
 
 def open_engine(kind: str, model_path: str | Path, **options: Any) -> ServedEngine:
     """The engine `kind` with the model at `model_path`, ready to serve.
@@ -66,6 +68,10 @@ def _open_transformers(model_path: str | Path, options: Mapping[str, Any]) -> Se
         if name in engine_options
     }
     dtype = engine_options.pop("dtype", "auto")
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"expected a number format as `dtype`, got {dtype!r}; {did_you_mean(str(dtype), _DTYPES)}"
+        )
     device = engine_options.pop("device", None) or ("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer, processor = _load(transformers, model_path, dtype)
     model.requires_grad_(False)

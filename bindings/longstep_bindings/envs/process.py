@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 import time
@@ -12,16 +11,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from longstep.errors import ConfigError, DeadlineError, EnvError
+from longstep.errors import ConfigError, EnvError
 from longstep_bindings.curve import ServerKeys
 from longstep_bindings.envs.board import Board, new_board_file
 from longstep_bindings.envs.service import Suspect
 from longstep_bindings.envs.spec import EnvSpec
-from longstep_bindings.failures import Failure, raisable
 from longstep_bindings.launch import Child
+from longstep_bindings.readiness import await_address, ended_text
 from longstep_bindings.terms import Terms
 from longstep_bindings.transport import tidy_ipc
-from longstep_bindings.wire import decode, encode
+from longstep_bindings.wire import encode
 
 __all__ = ["WorkerProcess", "WorkerSettings"]
 
@@ -33,7 +32,6 @@ from longstep_bindings.envs.worker import main
 main()
 """
 _STANDALONE = Path(__file__).parent / "standalone.py"
-_LOOK_S = 0.1
 _LATE_S = 0.25
 """How long after a deadline an environment is left alone: it may just be done."""
 _SILENT_S = 10.0
@@ -139,7 +137,15 @@ class WorkerProcess:
             os.close(board_fd)
             os.close(ready_fd)
         try:
-            self.address = self._await_address(ready, closing or threading.Event())
+            self.address = await_address(
+                self._child,
+                ready,
+                what="a worker",
+                error=EnvError,
+                timeout_s=settings.start_timeout_s,
+                end_grace_s=settings.end_grace_s,
+                closing=closing,
+            )
             """Where it can be reached."""
         except BaseException:
             self._child.end()
@@ -147,34 +153,6 @@ class WorkerProcess:
             raise
         finally:
             os.close(ready)
-
-    def _await_address(self, ready: int, closing: threading.Event) -> str:
-        end_at, data = time.monotonic() + self._settings.start_timeout_s, b""
-        while True:
-            left_s = end_at - time.monotonic()
-            if left_s <= 0.0:
-                raise DeadlineError(
-                    f"expected a worker to be ready within {self._settings.start_timeout_s:g} s; "
-                    "raise `start_timeout_s` if its imports take longer"
-                )
-            if closing.is_set():
-                raise EnvError("a worker was closed before it was ready")
-            if not select.select([ready], [], [], min(left_s, _LOOK_S))[0]:
-                continue
-            part = os.read(ready, 65536)
-            if not part:
-                break
-            data += part
-        if not data:
-            self._child.wait(self._settings.end_grace_s)
-            raise EnvError(f"a worker {self._ended_text()} before it was ready; see its output")
-        told = decode([data])
-        if "address" not in told:
-            raise raisable(Failure(told["kind"], told["message"]), "a new worker")
-        return told["address"]
-
-    def _ended_text(self) -> str:
-        return self._child.exit_text() if self._child.has_exited else "closed its pipe"
 
     @property
     def pid(self) -> int:
@@ -199,7 +177,9 @@ class WorkerProcess:
         if late and not self._child.has_exited:
             return [(*who, self._too_long()) for who in late]
         why = (
-            f"the worker {self._ended_text()}" if self._child.has_exited else "the worker was ended"
+            f"the worker {ended_text(self._child)}"
+            if self._child.has_exited
+            else "the worker was ended"
         )
         return [(owner, slot, why) for _, owner, slot in running]
 

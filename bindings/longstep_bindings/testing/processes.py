@@ -49,7 +49,7 @@ def is_gone(pid: int) -> bool:
     return state_of(pid) in ("Z", "X", "")
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition()` is true.
 
     Raises:

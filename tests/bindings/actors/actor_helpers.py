@@ -38,10 +38,3 @@ def parts(completion):
     """Words, pid and peak of a plain engine's completion."""
     words, pid, peak = completion.text.rsplit("|", 2)
     return words, int(pid), int(peak)
-
-
-def wait_until(condition, timeout_s=60.0):
-    end_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_at
-        time.sleep(0.02)

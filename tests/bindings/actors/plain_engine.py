@@ -135,6 +135,8 @@ class PlainEngine:
         return [np.full(len(row.token_ids), -self.policy_version, np.float32) for row in rows]
 
     def stats(self):
+        if self.description.model == "uncounted":
+            raise RuntimeError("this engine counts nothing")
         return EngineStats(
             num_running=len(self._open),
             num_completions=self._done,

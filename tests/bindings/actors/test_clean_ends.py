@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from actor_helpers import wait_until
 from plain_engine import PlainEngine
 
 from longstep_bindings.actors import ActorServer
-from longstep_bindings.testing import is_gone
+from longstep_bindings.testing import is_gone, wait_until
 
 HERE = Path(__file__).parent
 ENDS = {

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from actor_helpers import gather, parts, request, requests, wait_until
+from actor_helpers import gather, parts, request, requests
 from safetensors.torch import save_file
 
 from longstep.errors import ConfigError, LongstepError, ProtocolError, UnsupportedTypeError
 from longstep_bindings.actors import ActorPolicy, ActorPool, ActorSpec
 from longstep_bindings.actors.device import ActorWeightSyncClient, device_info, read_device_info
-from longstep_bindings.testing import kill
+from longstep_bindings.testing import kill, wait_until
 
 HANDLE = {
     "GPU-1": (

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from actor_helpers import gather, parts, plain_pool, request, requests, wait_until
+from actor_helpers import gather, parts, plain_pool, request, requests
 from plain_engine import PlainEngine
 
 from longstep.errors import ConfigError, PolicyError
 from longstep.policy import Policy
 from longstep.types import FinishReason
 from longstep_bindings.actors import ActorPolicy, ActorPool, ActorServer
-from longstep_bindings.testing import hang, is_gone, kill, resume
+from longstep_bindings.testing import hang, is_gone, kill, resume, wait_until
 
 
 def test_every_request_is_answered_once_with_its_own_answer():
@@ -76,6 +76,17 @@ def test_more_requests_than_may_wait_are_refused_as_a_whole():
             pool.submit(requests("say y", 6, "q"))
         pool.submit(requests("say y", 5, "q"))
         assert set(gather(pool, 6)) == {"r0", *(f"q{i}" for i in range(5))}
+
+
+def test_withdrawn_requests_make_room_for_others():
+    with plain_pool(1, max_in_flight=1, max_queued=5) as pool:
+        pool.submit([request("first", "hang")])
+        for _ in range(3):
+            pool.submit(requests("say x", 5))
+            assert pool.stats().num_queued == 5
+            pool.cancel([f"r{i}" for i in range(5)])
+            assert pool.stats().num_queued == 0
+        pool.cancel(["first"])
 
 
 def test_two_pools_share_an_actor_that_is_too_small_for_both():
@@ -195,6 +206,13 @@ def test_an_engine_that_fails_ends_its_actor_and_loses_no_request(tmp_path):
         assert pool.stats().num_restarts == 1
 
 
+def test_an_engine_whose_counts_fail_ends_its_actor():
+    """The thread that hands completions out would be gone, and nothing would ever be answered."""
+    with plain_pool(1, model="uncounted", max_restarts=0) as pool:
+        pool.submit([request("a", "say x")])
+        assert "at most 0 times" in gather(pool, 1)["a"].error
+
+
 def test_a_request_that_kills_every_actor_fails_and_the_pool_goes_on():
     with plain_pool(2, max_resubmits=2) as pool:
         pool.submit([request("bad", "kill")])
@@ -281,6 +299,8 @@ def test_a_closed_pool_takes_nothing():
     pool.submit(requests("hang", 3))
     pool.close()
     pool.close()
+    cancelled = gather(pool, 3)
+    assert {c.finish_reason for c in cancelled.values()} == {FinishReason.CANCELLED}
     assert pool.poll(10.0) == []
     with pytest.raises(PolicyError, match="closed"):
         pool.submit([request("a", "say x")])
@@ -299,6 +319,12 @@ def test_a_closed_pool_takes_nothing():
 def test_wrong_settings_are_refused(setting, message):
     with pytest.raises(ConfigError, match=message):
         plain_pool(**setting)
+
+
+@pytest.mark.parametrize("name", ["max_in_flight", "max_image_bytes", "lost_after_s"])
+def test_wrong_settings_of_a_server_are_refused(name):
+    with pytest.raises(ConfigError, match=f"`{name}`"):
+        ActorServer(PlainEngine("any"), **{name: 0})
 
 
 def test_a_pool_has_actors():

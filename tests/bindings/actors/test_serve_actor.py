@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from actor_helpers import PLAIN, gather, parts, request, requests, wait_until
+from actor_helpers import PLAIN, gather, parts, request, requests
 
 from longstep.errors import ConfigError
 from longstep.types import FinishReason
 from longstep_bindings import cli
 from longstep_bindings.actors import open_policy
 from longstep_bindings.curve import ClientKeys, new_keys
+from longstep_bindings.testing import wait_until
 
 HERE = Path(__file__).parent
 

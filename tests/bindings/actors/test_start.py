@@ -7,6 +7,7 @@ from actor_helpers import PLAIN, gather, parts, plain_pool, request
 
 from longstep.errors import ConfigError, DeadlineError, LongstepError, PolicyError
 from longstep_bindings.actors import ActorPool, ActorSpec, open_policy
+from longstep_bindings.engines.opening import open_engine
 from longstep_bindings.rpc import Server
 from longstep_bindings.transport import private_ipc_address, tidy_ipc
 
@@ -109,6 +110,30 @@ def test_a_server_that_is_no_actor_is_refused():
         pytest.raises(ConfigError, match=r"example\.counter.*longstep\.actor"),
     ):
         open_policy(addresses=server.address)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "out/model"},
+        {"engine": "vllm"},
+        {"num_actors": 2},
+        {"options": {"dtype": "bfloat16"}},
+        {"python": "python3"},
+        {"environ": {"A": "1"}},
+        {"log_folder": "out"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_what_only_new_actors_can_be_told_is_refused_beside_addresses(given):
+    with pytest.raises(ConfigError, match=f"expected no `{next(iter(given))}` beside `addresses`"):
+        open_policy(addresses="ipc:///nowhere", **given)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"max_batch": 0}, {"gather_s": -1.0}])
+def test_options_that_cannot_be_meant_are_refused(options, tiny):
+    with pytest.raises(ConfigError, match=f"`{next(iter(options))}`"):
+        open_engine("transformers", tiny[2], **options)
 
 
 def test_an_address_on_another_machine_needs_keys():

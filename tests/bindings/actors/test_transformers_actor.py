@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from actor_helpers import gather, request
+from safetensors.torch import load_file, save_file
 
 from longstep import EnginePolicy, Rollout, Task
 from longstep.errors import WeightsError
@@ -170,6 +171,41 @@ def test_an_adapter_is_put_on_replaced_and_taken_off(tiny, policy, route, tmp_pa
     np.testing.assert_allclose(np.concatenate(scores), np.concatenate(there.logprobs), atol=1e-3)
     new = changed(model, 1.1)
     policy.update_weights(new, version + 1, route=route, probe=probe(new, tokenizer, rows))
+    policy.update_weights(model, version + 2, probe=probe(model, tokenizer, rows))
+
+
+def test_an_adapter_that_lacks_weights_is_refused_and_the_earlier_one_stays_on(
+    tiny, policy, tmp_path
+):
+    model, tokenizer, _ = tiny
+    rows = rows_of(TransformersEngine(model, tokenizer).generate(mixed(6)))
+    first, second = adapted(model, r=4, seed=1), adapted(model, r=4, seed=2)
+    there = probe(first, tokenizer, rows)
+    version = policy.policy_version + 1
+    policy.update_adapter(first, version, probe=there)
+    second.save_pretrained(tmp_path, save_embedding_layers=False)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors.pop(max(tensors))
+    save_file(tensors, file)
+    with pytest.raises(WeightsError, match="expected the weights of all that"):
+        policy.update_adapter(tmp_path, version + 1)
+    (scores,) = policy.pool.score(rows).values()
+    np.testing.assert_allclose(np.concatenate(scores), np.concatenate(there.logprobs), atol=1e-3)
+    policy.update_weights(model, version + 1, probe=probe(model, tokenizer, rows))
+
+
+def test_an_adapter_of_another_strength_is_another_adapter(tiny, policy, tmp_path):
+    model, tokenizer, _ = tiny
+    rows = rows_of(TransformersEngine(model, tokenizer).generate(mixed(6)))
+    tuned = adapted(model, r=4, seed=1)
+    version = policy.policy_version + 1
+    policy.update_adapter(tuned, version, probe=probe(tuned, tokenizer, rows))
+    for module in tuned.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = dict.fromkeys(module.scaling, module.scaling["default"] * 2)
+    tuned.peft_config["default"].lora_alpha *= 2
+    policy.update_adapter(tuned, version + 1, probe=probe(tuned, tokenizer, rows))
     policy.update_weights(model, version + 2, probe=probe(model, tokenizer, rows))
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from actor_helpers import gather, parts, plain_pool, request, requests, wait_until
+from actor_helpers import gather, parts, plain_pool, request, requests
 from plain_engine import PlainEngine
 from safetensors.numpy import save_file
+from xxhash import xxh3_64_intdigest
 
 from longstep.errors import ConfigError, WeightsError
 from longstep_bindings.actors import ActorPolicy, ActorPool, ActorServer, ActorSpec, Probe, ScoreRow
 from longstep_bindings.actors.inbox import Transfer
-from longstep_bindings.testing import hang, kill, resume
+from longstep_bindings.testing import hang, kill, resume, wait_until
 
 ROUTES = ("shared_memory", "wire", "auto")
 ROW = ScoreRow(
@@ -121,6 +122,15 @@ def test_a_probe_tells_that_an_actor_does_not_serve_what_was_sent(tmp_path):
         policy.update_weights(weights(tmp_path), 4, probe=probe(4.05))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"route": "cuda"}, "a route for files"), ({"dtype": "bf16"}, "did you mean `bfloat16`")],
+)
+def test_what_a_file_cannot_be_sent_as_is_refused(arguments, message, tmp_path):
+    with plain_pool() as pool, pytest.raises(ConfigError, match=message):
+        pool.update(weights(tmp_path), kind="weights", version=1, **arguments)
+
+
 def test_wrong_arguments_of_an_update_are_refused(tmp_path):
     with ActorPolicy(plain_pool()) as policy:
         with pytest.raises(ConfigError, match="did you mean `shared_memory`"):
@@ -133,6 +143,30 @@ def test_wrong_arguments_of_an_update_are_refused(tmp_path):
             policy.update_weights(weights(tmp_path), 1, route="cuda")
     with pytest.raises(ConfigError, match="at least one row"):
         Probe(rows=(), logprobs=())
+
+
+def test_the_route_that_was_taken_is_told(tmp_path):
+    with ActorPolicy(plain_pool(2)) as policy:
+        policy.update_weights(weights(tmp_path), 1)
+        assert policy.last_route == "shared_memory"
+        policy.pool._links[1].shares_memory = False  # as of an actor on another machine
+        policy.update_weights(weights(tmp_path), 2)
+        assert policy.last_route == "wire"
+        with pytest.raises(WeightsError, match=r"shared memory, got others: \[1\]"):
+            policy.update_weights(weights(tmp_path), 3, route="shared_memory")
+        assert policy.policy_version == 2
+
+
+def test_files_that_went_away_are_weights_that_did_not_arrive(tmp_path):
+    path = weights(tmp_path)
+    with ActorPolicy(plain_pool(options={"load_s": 0.5})) as policy:
+        policy.update_weights(path, 1, route="wire")
+        path.unlink()
+        kill(policy.pool.actor_pids[0])
+        wait_until(lambda: policy.stats().num_restarts >= 2)  # it asks again and again
+        policy.update_weights(weights(tmp_path), 2)
+        policy.submit(requests("say x", 3))
+        assert {c.policy_version for c in gather(policy, 3).values()} == {2}
 
 
 def test_requests_go_on_while_weights_are_loaded(tmp_path):
@@ -300,6 +334,25 @@ def test_a_piece_that_was_changed_on_the_way_is_refused():
             transfer.write("a", 0, np.zeros(8, np.uint8), 1)
         with pytest.raises(WeightsError, match="8 bytes less"):
             transfer.finish()
+    finally:
+        transfer.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(0, 8), (6, 2), (4, 1), (3, 2), (15, 2), (16, 1), (-1, 1), (8, 0)]
+)
+def test_a_piece_that_covers_others_or_leaves_the_file_is_refused(offset, size):
+    transfer = Transfer({"a": 16})
+    piece = np.ones(8, np.uint8)
+    try:
+        transfer.write("a", 4, piece[:4], xxh3_64_intdigest(piece[:4].data))
+        with pytest.raises(ConnectionError, match=r"each byte of `a` once|within 16 bytes of `a`"):
+            transfer.write("a", offset, piece[:size], xxh3_64_intdigest(piece[:size].data))
+        for begin, end in ((8, 16), (0, 4)):
+            part = piece[: end - begin]
+            transfer.write("a", begin, part, xxh3_64_intdigest(part.data))
+        transfer.finish()
+        assert (transfer.path / "a").read_bytes() == b"\1" * 16
     finally:
         transfer.close()
 

@@ -168,3 +168,25 @@ def test_an_engine_opened_by_name_is_a_served_engine(parts, tmp_path):
         assert torch.is_grad_enabled()
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_for_good"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA error: out of memory", False),
+        ("shapes cannot be multiplied", False),
+    ],
+)
+def test_an_error_that_takes_the_gpu_away_is_the_engines_failure(engine, said, is_for_good):
+    def generate(requests):
+        raise RuntimeError(said)
+
+    engine._engine.generate = generate
+    answers = Answers()
+    for name in ("a", "b"):
+        engine.start(request(name), answers)
+    got = answers.wait(2)
+    assert {c.finish_reason for c in got.values()} == {FinishReason.ERROR}
+    assert all(said in c.error for c in got.values())
+    assert (engine.failure is not None) == is_for_good

@@ -47,10 +47,3 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(condition, timeout_s=20.0):
-    end_at = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_at
-        time.sleep(0.02)

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import is_running, wait_until
+from helpers import is_running
+
+from longstep_bindings.testing import wait_until
 
 HOLDER = str(Path(__file__).parent / "holder.py")
 ENDS = {

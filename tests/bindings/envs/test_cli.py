@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import is_running, reset, step, wait_until
+from helpers import is_running, reset, step
 
 from longstep.errors import ConfigError
 from longstep_bindings import cli
 from longstep_bindings.curve import ClientKeys, KeyPair
 from longstep_bindings.envs import RemoteVectorEnv
+from longstep_bindings.testing import wait_until
 
 HERE = Path(__file__).parent
 

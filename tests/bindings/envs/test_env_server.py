@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import reset, step, wait_until
+from helpers import reset, step
 from worker_envs import task
 
 from longstep import FunctionPolicy, GroupVectorEnv, Rollout, Task
@@ -18,6 +18,7 @@ from longstep_bindings.curve import ClientKeys, KeyPair, ServerKeys, load_public
 from longstep_bindings.envs import EnvServer, EnvSpec, RemoteVectorEnv
 from longstep_bindings.envs.messages import SERVICE, VERSION
 from longstep_bindings.rpc import Client
+from longstep_bindings.testing import wait_until
 
 COUNTER = EnvSpec(entry_point="worker_envs:counter")
 KEYDOOR = "longstep/KeyDoor-v0"

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from helpers import commands, gather, reset, step, wait_until
+from helpers import commands, gather, reset, step
 from worker_envs import counter, task
 
 from longstep import FunctionPolicy, GroupVectorEnv, Rollout, StopReason, Task
@@ -16,6 +16,7 @@ from longstep_bindings.envs import EnvSpec, RemoteVectorEnv
 from longstep_bindings.envs.board import Board, new_board_file
 from longstep_bindings.envs.service import EnvService
 from longstep_bindings.rpc import Server
+from longstep_bindings.testing import wait_until
 
 
 def observed(results):

@@ -14,7 +14,7 @@ import foreign_envs
 import gymnasium
 import numpy as np
 import pytest
-from helpers import gather, is_running, reset, step, wait_until
+from helpers import gather, is_running, reset, step
 from raw_peer import RawPeer
 
 import longstep_bindings.envs
@@ -27,6 +27,7 @@ from longstep_bindings.envs.client import RemoteVectorEnv
 from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
 from longstep_bindings.heads import Kind, pack_head
 from longstep_bindings.rpc import Client
+from longstep_bindings.testing import wait_until
 from longstep_bindings.wire import decode, encode
 
 HERE = Path(__file__).parent
