@@ -202,7 +202,7 @@ def test_an_adapter_of_another_strength_is_another_adapter(tiny, policy, tmp_pat
     version = policy.policy_version + 1
     policy.update_adapter(tuned, version, probe=probe(tuned, tokenizer, rows))
     for module in tuned.modules():
-        if hasattr(module, "scaling"):
+        if isinstance(getattr(module, "scaling", None), dict):
             module.scaling = dict.fromkeys(module.scaling, module.scaling["default"] * 2)
     tuned.peft_config["default"].lora_alpha *= 2
     policy.update_adapter(tuned, version + 1, probe=probe(tuned, tokenizer, rows))
