@@ -47,9 +47,12 @@ def watch(parent_pid: int) -> list[int]:
     """The processes that were watched over at the moment the parent went."""
     watched: set[int] = set()
     buffer = b""
-    while os.getppid() == parent_pid:
-        if not select.select([0], [], [], POLL_S)[0]:
-            continue
+    while True:
+        is_there = os.getppid() == parent_pid  # before the input, of which the last is to be read
+        if not select.select([0], [], [], POLL_S if is_there else 0.0)[0]:
+            if is_there:
+                continue
+            break
         data = os.read(0, 4096)
         if not data:
             break

@@ -126,7 +126,7 @@ def _check_before_torch(config: RunConfig) -> None:
     require_known(config.env.name)
     checkpoint = find_checkpoint(Path(config.output_dir), config.resume)
     if checkpoint is not None:
-        require_same_run(config, checkpoint.resolve().parent.parent / CONFIG_FILE)
+        require_same_run(config, checkpoint.resolve().parent.parent / CONFIG_FILE, log=False)
 
 
 def _warm_up() -> None:

@@ -136,7 +136,7 @@ def save_config(config: RunConfig, path: str | Path) -> Path:
     return path
 
 
-def require_same_run(config: RunConfig, saved: str | Path) -> None:
+def require_same_run(config: RunConfig, saved: str | Path, *, log: bool = True) -> None:
     """Raise where settings cannot go on with a run that was started with those of a file; log what else differs.
 
     Model, environment and seed make a run what it is. Whatever else was changed is taken for a decision.
@@ -144,6 +144,7 @@ def require_same_run(config: RunConfig, saved: str | Path) -> None:
     Args:
         config: The settings to go on with.
         saved: The `config.yaml` of the run. One that is missing, or of a version with other keys, tells nothing.
+        log: False where it was logged before.
 
     Raises:
         ConfigError: Model, environment or seed differ.
@@ -151,7 +152,8 @@ def require_same_run(config: RunConfig, saved: str | Path) -> None:
     try:
         before = load_config(saved)
     except ConfigError as error:
-        _log.warning("the settings that the run was started with cannot be compared: %s", error)
+        if log:
+            _log.warning("the settings of the run that is gone on with cannot be compared: %s", error)
         return
     old, new = _values(before), _values(config)
     changed = [key for key in new if old[key] != new[key] and not key.startswith(_FREE)]
@@ -162,7 +164,7 @@ def require_same_run(config: RunConfig, saved: str | Path) -> None:
             f"expected the settings of the run that is gone on with, got {new[key]!r} instead of {old[key]!r} at `{key}`; "
             f"take `--config {saved}`, or another `output_dir` for another run"
         )
-    for key in changed:
+    for key in changed if log else ():
         _log.warning("`%s` goes on with %r instead of %r", key, new[key], old[key])
 
 

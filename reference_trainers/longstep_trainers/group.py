@@ -45,6 +45,7 @@ from longstep_trainers.checkpoints import (
     save_checkpoint,
 )
 from longstep_trainers.config import RunConfig
+from longstep_trainers.config_files import require_same_run
 from longstep_trainers.evaluate import evaluate
 from longstep_trainers.forward import adapter_off, loss_token_logprobs, reads_packed_rows
 from longstep_trainers.interrupts import GracefulStop, StopRequested
@@ -57,7 +58,7 @@ from longstep_trainers.losses import (
 from longstep_trainers.optimization import MasterAdamW, learning_rate
 from longstep_trainers.policies import open_policy
 from longstep_trainers.sources import open_source
-from longstep_trainers.tracking import MetricsLogger
+from longstep_trainers.tracking import CONFIG_FILE, MetricsLogger
 
 __all__ = ["train"]
 
@@ -73,6 +74,8 @@ def train(config: RunConfig) -> dict[str, Any]:
     """
     output_dir = Path(config.output_dir)
     checkpoint = find_checkpoint(output_dir, config.resume)
+    if checkpoint is not None:
+        require_same_run(config, checkpoint.resolve().parent.parent / CONFIG_FILE)
     model, tokenizer = prepare_model(config)
     device = next(model.parameters()).device
     reference = None

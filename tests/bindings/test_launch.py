@@ -1,12 +1,14 @@
 """Child processes that are killed with all that they started: nothing stays, also not what only their system knows of."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from longstep_bindings import reaper
 from longstep_bindings.launch import Child
 from longstep_bindings.testing import kill, wait_until
 
@@ -34,6 +36,7 @@ if __name__ == "__main__":
 
 PARENT = """
 import sys, time
+from longstep_bindings import reaper
 from longstep_bindings.launch import Child
 
 child = Child([sys.executable, sys.argv[1], sys.argv[2]])
@@ -86,3 +89,16 @@ def test_the_children_of_a_parent_that_is_killed_leave_nothing(script, tmp_path)
         finally:
             kill(parent.pid)
     wait_until(lambda: not [name for name in names if (SHARED_MEMORY / name).exists()])
+
+
+def test_a_reaper_that_starts_after_its_parents_death_still_reads_whom_to_end():
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as sleeper:
+        command = [sys.executable, reaper.__file__, str(sleeper.pid)]  # not its parent
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as late:
+            late.stdin.write(b"+ %d\n" % sleeper.pid)
+            late.stdin.flush()
+            try:
+                assert sleeper.wait(60.0) == -signal.SIGKILL
+                assert late.wait(60.0) == 0
+            finally:
+                sleeper.kill()

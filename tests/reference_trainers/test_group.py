@@ -219,6 +219,15 @@ def test_output_folder_of_another_run_is_not_overwritten(tmp_path: Path) -> None
         group.train(config(tmp_path, total_steps=50))
 
 
+def test_a_run_is_not_gone_on_with_under_another_seed(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    first = config(tmp_path, total_steps=50)
+    group.train(first)
+    with pytest.raises(ConfigError, match=f"got {first.seed + 1} instead of {first.seed} at `seed`"):
+        group.train(replace(first, seed=first.seed + 1, resume="auto"))
+
+
 def test_unequal_inner_group_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="inner_group_size"):
         RunConfig(
