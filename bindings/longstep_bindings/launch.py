@@ -173,3 +173,14 @@ class _Reapers:
 
 
 _reapers = _Reapers()
+_inherited: list[_Reapers] = []
+
+
+def _forget_in_fork() -> None:
+    """A fork has no children yet; those of its parent are not its to watch over."""
+    global _reapers
+    _inherited.append(_reapers)  # to be collected would be a warning of a process that still runs
+    _reapers = _Reapers()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)

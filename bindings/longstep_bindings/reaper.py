@@ -10,6 +10,7 @@ A process that hangs in native code, or is stopped, cannot do that for itself.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -118,7 +119,23 @@ def remove_folders(pid: int) -> None:
     for root in {tempfile.gettempdir(), "/tmp", "/dev/shm"}:
         for kind in ("ipc", "weights"):
             for folder in Path(root).glob(f"longstep-{kind}-{pid}-*"):
-                shutil.rmtree(folder, ignore_errors=True)
+                if not is_held(folder / ".lock"):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_held(lock: Path) -> bool:
+    """True while a process holds a lock file: one of another container may have the same id."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 if __name__ == "__main__":

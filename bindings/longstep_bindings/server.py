@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import queue
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +18,7 @@ from longstep.errors import ConfigError
 from longstep_bindings.calls import LATER, Call, Service, Session
 from longstep_bindings.curve import CurveGuard, ServerKeys
 from longstep_bindings.failures import Failure
-from longstep_bindings.hub import Hub, Job
+from longstep_bindings.hub import SIGNAL_LOOK_S, Hub, Job
 from longstep_bindings.lifeline import follow_parent
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.terms import Terms
@@ -111,8 +113,14 @@ class Server:
         if parent_pid is not None:
             follow_parent(parent_pid, self._begin_stop, before_exit=lambda: tidy_ipc(self.address))
         self._start(self._num_threads - 1)
-        self._work(self._hub.next_job if self._num_threads == 1 else self._hub.jobs.get)
+        self._work(self._hub.next_job if self._num_threads == 1 else self._next_job)
         self.stop()
+
+    def _next_job(self) -> Job:
+        """The next job, for a thread that signals interrupt: one that comes just before it waits wakes nobody."""
+        while True:
+            with suppress(queue.Empty):
+                return self._hub.jobs.get(timeout=SIGNAL_LOOK_S)
 
     def _start(self, num_workers: int) -> None:
         self._io = self._spawn(self._serve, "io")

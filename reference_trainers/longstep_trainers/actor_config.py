@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,8 @@ __all__ = ["ActorConfig"]
 
 ENGINES = ("transformers", "vllm")
 """Values of `actor.engine`."""
+_OF_NEW_ACTORS = ("python", "dtype", "gpu_memory_share")
+"""What only actors that are started can be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,10 @@ class ActorConfig:
                 "expected `actor.key` and `actor.server_key` together, and for `actor.addresses`, got "
                 f"{self.key}, {self.server_key} and {len(self.addresses)} addresses; name both files, or neither"
             )
+        if self.addresses:
+            self._refuse_changed(
+                _OF_NEW_ACTORS, "beside `actor.addresses`, whose actors run already"
+            )
         if self.python is not None and shutil.which(self.python) is None:
             raise ConfigError(
                 f"expected an interpreter, got `{self.python}` at `actor.python`; name the file, as in "
@@ -85,11 +92,14 @@ class ActorConfig:
                 f"expected 0 at `actor.max_staleness` without actors, got {self.max_staleness}: the trainer's own process "
                 f"cannot sample from weights while it changes them{more}"
             )
-        if self.weights_route != "auto" or self.python is not None:
-            name = "python" if self.python is not None else "weights_route"
-            raise ConfigError(
-                f"expected no `actor.{name}` without actors, got `{getattr(self, name)}`{more}"
-            )
+        self._refuse_changed(("weights_route", *_OF_NEW_ACTORS), f"without actors{more}")
+
+    def _refuse_changed(self, names: Iterable[str], why: str) -> None:
+        """Refuse settings that would have no effect."""
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ConfigError(f"expected no `actor.{name}`, got `{value}` {why}")
 
     @property
     def uses_actors(self) -> bool:

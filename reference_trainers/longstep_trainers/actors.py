@@ -19,6 +19,7 @@ from longstep.errors import ConfigError, MissingExtraError
 from longstep.policy import Policy
 from longstep_bindings.actors import ActorPolicy, Probe, ScoreRow, open_policy
 from longstep_bindings.curve import ClientKeys, KeyPair, load_public
+from longstep_trainers.actor_config import ActorConfig
 from longstep_trainers.assembly import prepare_model
 from longstep_trainers.batching import Rows
 from longstep_trainers.config import RunConfig
@@ -27,6 +28,8 @@ from longstep_trainers.lanes import PolicyLanes
 
 __all__ = ["ActorsPolicy", "start_actors"]
 
+_ANY_ENGINE = ActorConfig.__dataclass_fields__["engine"].default
+"""What `actor.engine` is when nobody has asked for one: actors that run already may have any."""
 _NUM_PROBES = 4
 """Completions that each actor is asked about after a transfer."""
 
@@ -244,6 +247,10 @@ def _check_descriptions(config: RunConfig, policy: ActorPolicy, *, trains: bool)
     """Refuse actors that cannot do what the run needs of them."""
     for description in policy.pool.descriptions:
         what = f"an actor of the engine `{description.engine}`"
+        if config.actor.engine not in (_ANY_ENGINE, description.engine):
+            raise ConfigError(
+                f"expected actors of the engine `{config.actor.engine}` at `actor.addresses`, got {what}"
+            )
         if description.max_length < config.row_max_tokens:
             raise ConfigError(
                 f"expected actors that read {config.row_max_tokens} tokens (`train.max_length`), got {what} that reads "

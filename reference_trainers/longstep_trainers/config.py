@@ -391,12 +391,25 @@ class RunConfig:
                 "expected `env.rollout.n` to be a multiple of `algorithm.gigpo.inner_group_size`, "
                 f"got {group_size} and {inner}; change one of them"
             )
+        self._check_route()
         if self.prompt_max_tokens < 1 or self.row_max_tokens > self.train.max_length:
             raise ConfigError(
                 f"expected prompt and completion to fit `train.max_length` = "
                 f"{self.train.max_length}, got `env.prompt.max_tokens` = "
                 f"{self.env.prompt.max_tokens} and `generation.max_tokens` = "
                 f"{self.generation.max_tokens}; raise the first or lower the others"
+            )
+
+    def _check_route(self) -> None:
+        if self.actor.weights_route != "cuda":
+            return
+        if self.model.use_lora:
+            raise ConfigError(
+                "expected another `actor.weights_route` than `cuda` with `model.use_lora`: an adapter is small; take `auto`"
+            )
+        if self.actor.engine != "vllm" and not self.actor.addresses:
+            raise ConfigError(
+                f"expected `actor.engine` vllm for `actor.weights_route` cuda, got {self.actor.engine}; take `auto`"
             )
 
     @property

@@ -153,7 +153,9 @@ def require_same_run(config: RunConfig, saved: str | Path, *, log: bool = True) 
         before = load_config(saved)
     except ConfigError as error:
         if log:
-            _log.warning("the settings of the run that is gone on with cannot be compared: %s", error)
+            _log.warning(
+                "the settings of the run that is gone on with cannot be compared: %s", error
+            )
         return
     old, new = _values(before), _values(config)
     changed = [key for key in new if old[key] != new[key] and not key.startswith(_FREE)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from longstep_bindings import reaper
+from longstep_bindings.actors.folders import ScratchFolder
 from longstep_bindings.launch import Child
 from longstep_bindings.testing import kill, wait_until
 
@@ -37,6 +38,7 @@ if __name__ == "__main__":
 PARENT = """
 import sys, time
 from longstep_bindings import reaper
+from longstep_bindings.actors.folders import ScratchFolder
 from longstep_bindings.launch import Child
 
 child = Child([sys.executable, sys.argv[1], sys.argv[2]])
@@ -102,3 +104,41 @@ def test_a_reaper_that_starts_after_its_parents_death_still_reads_whom_to_end():
                 assert late.wait(60.0) == 0
             finally:
                 sleeper.kill()
+
+
+FORKING = """
+import multiprocessing, sys, time
+from longstep_bindings.launch import Child
+
+def use_a_child():
+    Child(["sleep", "0"]).end(5.0)
+
+if __name__ == "__main__":
+    child = Child(["sleep", "600"])
+    fork = multiprocessing.get_context("fork").Process(target=use_a_child)
+    fork.start()
+    fork.join()
+    assert fork.exitcode == 0
+    time.sleep(3.0)  # in which a reaper of the fork's would act
+    assert not child.has_exited
+    child.end()
+"""
+
+
+def test_a_fork_with_children_of_its_own_leaves_those_of_its_parent_alone(tmp_path):
+    (tmp_path / "forking.py").write_text(FORKING)
+    subprocess.run([sys.executable, str(tmp_path / "forking.py")], check=True, timeout=60.0)
+
+
+def test_a_reaper_leaves_weights_alone_that_another_process_of_the_same_id_holds(monkeypatch):
+    folder = ScratchFolder(SHARED_MEMORY)
+    try:
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(SHARED_MEMORY))
+        reaper.remove_folders(os.getpid())
+        assert folder.path.is_dir()
+        os.close(folder._lock)  # as when its process ends
+        folder._lock = -1
+        reaper.remove_folders(os.getpid())
+        assert not folder.path.exists()
+    finally:
+        folder.close()

@@ -90,7 +90,29 @@ def test_keys_are_those_that_users_type() -> None:
         (lambda: ActorConfig(num_actors=-1), r"at least 0, got -1 at `actor\.num_actors`"),
         (lambda: ActorConfig(engine="vllm"), r"engine `vllm`, got 0 .*--actor\.num_actors 1"),
         (lambda: ActorConfig(max_staleness=1), r"max_staleness.*--actor\.num_actors 1"),
-        (lambda: ActorConfig(weights_route="wire"), r"no `actor\.weights_route` without actors"),
+        (
+            lambda: ActorConfig(weights_route="wire"),
+            r"no `actor\.weights_route`, got `wire` without actors",
+        ),
+        (
+            lambda: ActorConfig(dtype="bfloat16"),
+            r"no `actor\.dtype`, got `bfloat16` without actors",
+        ),
+        (
+            lambda: ActorConfig(addresses=["tcp://127.0.0.1:1"], gpu_memory_share=0.9),
+            r"no `actor\.gpu_memory_share`, got `0.9` beside `actor\.addresses`",
+        ),
+        (
+            lambda: RunConfig(actor=ActorConfig(num_actors=1, weights_route="cuda")),
+            r"expected `actor\.engine` vllm for `actor\.weights_route` cuda",
+        ),
+        (
+            lambda: RunConfig(
+                model=ModelConfig(use_lora=True),
+                actor=ActorConfig(num_actors=1, engine="vllm", weights_route="cuda"),
+            ),
+            r"another `actor\.weights_route` than `cuda` with `model\.use_lora`",
+        ),
         (
             lambda: ActorConfig(num_actors=1, python="/no/python"),
             r"`/no/python` at `actor\.python`",

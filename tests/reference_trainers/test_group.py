@@ -224,7 +224,9 @@ def test_a_run_is_not_gone_on_with_under_another_seed(tmp_path: Path) -> None:
 
     first = config(tmp_path, total_steps=50)
     group.train(first)
-    with pytest.raises(ConfigError, match=f"got {first.seed + 1} instead of {first.seed} at `seed`"):
+    with pytest.raises(
+        ConfigError, match=f"got {first.seed + 1} instead of {first.seed} at `seed`"
+    ):
         group.train(replace(first, seed=first.seed + 1, resume="auto"))
 
 

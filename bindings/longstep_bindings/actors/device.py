@@ -111,6 +111,11 @@ class DeviceSender:
                 f'expected a model on a GPU for route="cuda", got one on {getattr(model, "device", "no device")}; '
                 'use route="auto"'
             )
+        engines = {description.engine for description in pool.descriptions}
+        if engines - {"vllm"}:
+            raise ConfigError(
+                f'expected actors of the engine `vllm` for route="cuda", got {sorted(engines)}; use route="auto"'
+            )
         base = require(
             "vllm.distributed.weight_transfer.base", extra="vllm", needed_by='route="cuda"'
         )

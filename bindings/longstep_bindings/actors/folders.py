@@ -93,12 +93,19 @@ def sweep(root: Path) -> None:
 
 
 def has_room(root: Path, num_bytes: int) -> bool:
-    """True when a file of that size fits below `root`, with a little to spare."""
+    """True when a file of that size fits below `root`, with a little to spare; what dead processes left goes first."""
+    wanted = num_bytes + (num_bytes >> 6) + (1 << 16)
+    if _num_free_bytes(root) <= wanted:
+        sweep(root)
+    return _num_free_bytes(root) > wanted
+
+
+def _num_free_bytes(root: Path) -> int:
     try:
         room = os.statvfs(root)
     except OSError:
-        return False
-    return room.f_bavail * room.f_frsize > num_bytes + (num_bytes >> 6) + (1 << 16)
+        return -1
+    return room.f_bavail * room.f_frsize
 
 
 def no_room(root: Path, num_bytes: int, error: OSError | None = None) -> WeightsError:

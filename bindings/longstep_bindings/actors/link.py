@@ -141,7 +141,7 @@ class ActorLink:
             self._num_busy += 1
         try:
             if client is None:
-                raise PolicyError(
+                raise SessionLostError(
                     f"expected actor {self.index} to be there, but it is {self.state}"
                 )
             return call(client)
@@ -368,17 +368,21 @@ class ActorLink:
         if not self._is_condemned and self.place.why_down() is None and self._has_met_again(why):
             return
         pause_s = _AGAIN_S[0]
+        limit_s = self._settings.start_timeout_s
+        began, is_first = time.monotonic(), True
         while not self._closing.is_set():
-            _log.warning("actor %d: %s; it is replaced", self.index, why)
             self._give_up(why)
             self.place.drop()
             self._is_condemned = False
-            self.num_restarts += 1
-            if self.num_restarts > self._settings.max_restarts:
+            if is_first or self.place.starts:
+                _log.warning("actor %d: %s; it is replaced", self.index, why)
+                self._count_restart(why)
+            elif time.monotonic() - began > limit_s:
                 raise PolicyError(
-                    f"expected actor {self.index} to go down at most {self._settings.max_restarts} times, got one more: "
-                    f"{why}; look for what kills it, or raise `max_restarts`"
+                    f"expected the actor at {self.address} to be back within {limit_s:g} s, got {why}; restart it, or "
+                    "raise `start_timeout_s` if its model takes longer to load"
                 )
+            is_first = False
             self.state = "starting"
             try:
                 self._open_to(self._connect())
@@ -387,6 +391,14 @@ class ActorLink:
                 why = str(error)
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _AGAIN_S[1])
+
+    def _count_restart(self, why: str) -> None:
+        self.num_restarts += 1
+        if self.num_restarts > self._settings.max_restarts:
+            raise PolicyError(
+                f"expected actor {self.index} to go down at most {self._settings.max_restarts} times, got one more: "
+                f"{why}; look for what kills it, or raise `max_restarts`"
+            )
 
     def _has_met_again(self, why: str) -> bool:
         """Whether the same actor takes a new session: the old one may have ended because this process slept."""

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ProtocolError
+from longstep.errors import ProtocolError, UnsupportedTypeError
 from longstep.types import Completion, FinishReason, GenerationRequest, Message, Prompt
 from longstep_bindings.engines.served import EngineStats, ScoreRow
 from longstep_bindings.limits import MIB, Limits
@@ -67,29 +68,51 @@ def pack_requests(
     Args:
         requests: The requests, each with the id under which it travels and the digests of its images.
         images: Pictures to send along, by digest; the others are known to the actor.
+
+    Raises:
+        UnsupportedTypeError: A request holds what cannot travel; the message names it.
     """
     allowed: dict[tuple[str, ...], int] = {}
     rows: list[list[Any]] = []
     for name, request, digests in requests:
-        spoken = [part for m in request.prompt.messages for part in (m.role, m.content)]
-        place = None
-        if request.allowed is not None:
-            place = allowed.setdefault(request.allowed, len(allowed))
-        rows.append(
-            [
-                name,
-                spoken,
-                list(digests),
-                request.max_tokens,
-                float(request.temperature),
-                float(request.top_p),
-                list(request.stop),
-                place,
-                request.seed,
-                request.trajectory_id,
-            ]
-        )
+        try:
+            rows.append(_request_row(name, request, digests, allowed))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UnsupportedTypeError(
+                f"expected a request of the types that GenerationRequest names, got {error} in "
+                f"`{request.request_id}`"
+            ) from None
     return {"requests": rows, "allowed": [list(each) for each in allowed], "images": dict(images)}
+
+
+def _request_row(
+    name: str,
+    request: GenerationRequest,
+    digests: Sequence[bytes],
+    allowed: dict[tuple[str, ...], int],
+) -> list[Any]:
+    spoken = [part for m in request.prompt.messages for part in (m.role, m.content)]
+    for image in request.prompt.images:
+        if image.dtype != np.uint8:
+            raise TypeError(f"an image of {image.dtype}")
+    place = None
+    if request.allowed is not None:
+        place = allowed.setdefault(tuple(_strings(list(request.allowed))), len(allowed))
+    row = [
+        name,
+        _strings(spoken),
+        list(digests),
+        index(request.max_tokens),
+        float(request.temperature),
+        float(request.top_p),
+        _strings(list(request.stop)),
+        place,
+        index(request.seed),
+        request.trajectory_id,
+    ]
+    if type(request.trajectory_id) is not str:
+        raise TypeError(f"{request.trajectory_id!r:.80} as `trajectory_id`")
+    return row
 
 
 _ROW = (str, list, list, int, float, float, list, (int, type(None)), int, str)
@@ -140,7 +163,7 @@ def _message(role: str, content: str) -> Message:
 
 def _strings(values: Any) -> list[str]:
     if type(values) is not list or not set(map(type, values)) <= {str}:
-        raise TypeError("expected a list of str")
+        raise TypeError(f"{values!r:.80} in place of a list of str")
     return values
 
 

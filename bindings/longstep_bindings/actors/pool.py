@@ -311,6 +311,19 @@ class ActorPool:
     # ---- the pool's own thread ----
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closed()
+        except Exception as error:
+            with self.lock:
+                self.failure = PolicyError(f"the thread that watches a pool failed: {error!r}")
+                self._fail_all(str(self.failure))
+            raise
+
+    def _fail_all(self, why: str) -> None:
+        for ticket in self._book.open_tickets():
+            self._fail(ticket, why)
+
+    def _watch_until_closed(self) -> None:
         while not self._closing.wait(_LOOK_S):
             self.read()
             now = time.monotonic()
@@ -325,8 +338,7 @@ class ActorPool:
                 if len(failures) == len(self._links) and self.failure is None:
                     self.failure = failures[0]
                 if self.failure is not None:
-                    for ticket in self._book.open_tickets():
-                        self._fail(ticket, str(self.failure))
+                    self._fail_all(str(self.failure))
             self._withdraw(late)
 
     # ---- all actors at once ----

@@ -67,6 +67,7 @@ class ActorProcess:
             LongstepError: It said why it cannot serve.
         """
         self._log = log
+        output = _open_log(log)
         self.address = ""
         """Where it can be reached."""
         ready, ready_fd = os.pipe()
@@ -82,7 +83,6 @@ class ActorProcess:
             "lost_after_s": settings.lost_after_s,
             "keys": keys and [keys.own.public, keys.own.secret, sorted(keys.allowed)],
         }
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._log_start = os.fstat(output).st_size
             self._child = Child(
@@ -151,6 +151,16 @@ class ActorProcess:
         tidy_ipc(self.address)
 
 
+def _open_log(log: Path) -> int:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PolicyError(
+            f"expected to write the actor's output to `{log}`, got {error}; choose another `log_folder`"
+        ) from None
+
+
 def _command(spec: ActorSpec) -> list[str]:
     if spec.python is None:
         return [sys.executable, "-c", _BOOT, *map(os.path.abspath, sys.path)]
@@ -159,6 +169,8 @@ def _command(spec: ActorSpec) -> list[str]:
 
 class ActorPlace:
     """Actor processes of this machine, one after the other; a `Place`."""
+
+    starts = True
 
     def __init__(
         self, spec: ActorSpec, settings: StartSettings, *, log: Path, address: str | None = None

@@ -66,6 +66,8 @@ class _Seat:
         self.takes: deque[Call] = deque()
         self.shelf = ImageShelf(max_image_bytes)
         self.inbox = Inbox()
+        self.is_transferring = False
+        """True while the engine holds its requests back for weights of this client."""
 
 
 class ActorService:
@@ -243,6 +245,8 @@ class ActorService:
                 call.reply(work(call))
             except Exception as error:  # the client's to know
                 call.fail(error)
+            if self._engine.failure is not None:
+                self._fail(self._engine.failure)
 
         def method(call: Call) -> Any:
             self._seat(call)
@@ -284,12 +288,14 @@ class ActorService:
             raise ConfigError(
                 f'expected an engine that takes weights from a GPU for route="cuda", got `{kind}`; use another route'
             )
+        seat = self._seat(call)
         if call.method == "finish_weight_update":
             order = _fields(call, "version", "token")
             engine.finish_weight_update(version=order["version"])
-            self._weights = order["token"]
+            self._weights, seat.is_transferring = order["token"], False
         elif call.method == "start_weight_update":
             engine.start_weight_update()
+            seat.is_transferring = True
         else:
             getattr(engine, call.method)(read_device_info(call.value))
 
@@ -305,6 +311,8 @@ class ActorService:
                 seat.open.clear()
             self._engine.cancel([_inner(seat, name) for name in names])
             seat.inbox.close()
+            if seat.is_transferring:  # nobody else can end it, and until then nothing is answered
+                self._fail("a client left in the middle of a transfer of weights")
         sweep(SHARED_MEMORY)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class PoolSettings:
     max_restarts: int = 10
     """Times that one actor may go down; after one more it stays down."""
     start_timeout_s: float = 600.0
-    """Seconds until a new actor must have its model loaded."""
+    """Seconds until a new actor must have its model loaded; also until an actor elsewhere that went down is back."""
     update_timeout_s: float = 600.0
     """Seconds that new weights may take, from the first byte sent until they serve."""
     lost_after_s: float = 30.0

@@ -89,7 +89,10 @@ class AdapterSlot:
         import peft
 
         lora_config, config = self._tuner.peft_config[_NAME], self._config
-        state = peft.get_peft_model_state_dict(self._model, adapter_name=_NAME)
+        # "auto" would look the base model's vocabulary up, on a hub
+        state = peft.get_peft_model_state_dict(
+            self._model, adapter_name=_NAME, save_embedding_layers=False
+        )
         tensors = {name: tensor.clone() for name, tensor in state.items()}
         try:
             yield

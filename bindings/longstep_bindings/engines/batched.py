@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError
+from longstep.errors import ConfigError, PolicyError
 from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.adapters import AdapterSlot
 from longstep_bindings.engines.model_weights import load_in_place
@@ -85,7 +85,7 @@ class BatchedEngine:
 
     @property
     def failure(self) -> str | None:
-        """What the GPU said when it failed for good: after such an error it computes nothing more in this process."""
+        """Why nothing is answered any more: the GPU failed for good, or the model holds half of some new weights."""
         return self._failure
 
     @property
@@ -158,6 +158,8 @@ class BatchedEngine:
         """A completion for each request; when the batch fails, each by itself, so that only those fail that must."""
         if not requests:
             return []
+        if self._failure is not None:
+            return [self._unanswered(each, FinishReason.ERROR, self._failure) for each in requests]
         try:
             return self._engine.generate(requests)
         except Exception as error:
@@ -196,7 +198,11 @@ class BatchedEngine:
         """Load weights in place, between two batches; an adapter is taken off. See `ServedEngine`."""
         with self._between_batches():
             # An adapter stands between the model and the names of its weights.
-            self._adapter.replace_by(lambda: load_in_place(self._engine.model, path))
+            try:
+                self._adapter.replace_by(lambda: load_in_place(self._engine.model, path))
+            except PolicyError as error:
+                self._failure = str(error)
+                raise
             self._serve(version)
 
     def load_adapter(self, folder: Path, *, version: int) -> None:
@@ -207,11 +213,17 @@ class BatchedEngine:
 
     @contextmanager
     def _between_batches(self) -> Iterator[None]:
-        """Let the running batch end and keep the next one waiting, however many requests there are."""
+        """Let the running batch end and keep the next one waiting, however many requests there are.
+
+        Raises:
+            PolicyError: The model is of no use any more.
+        """
         with self._changed:
             self._num_waiting_for_model += 1
         try:
             with self._model_lock:
+                if self._failure is not None:
+                    raise PolicyError(f"expected an engine that answers, but {self._failure}")
                 yield
         finally:
             with self._changed:

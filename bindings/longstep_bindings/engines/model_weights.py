@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longstep.errors import ConfigError, WeightsError
+from longstep.errors import ConfigError, PolicyError, WeightsError
 from longstep_bindings.engines.weight_files import check_shapes, read_headers, tensors_in
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def load_in_place(model: Any, path: Path) -> None:
 
     Raises:
         WeightsError: A file is damaged, or a name or shape is not the model's; nothing has been changed.
+        PolicyError: Reading failed on the way; some weights are new and some are old.
     """
     import torch
 
@@ -87,10 +88,20 @@ def load_in_place(model: Any, path: Path) -> None:
     news = tensors_in(path)
     if not _are_views(model, tensors):
         goals, news = model.state_dict(), _converted(model, path)
-    with torch.no_grad():
-        for name, tensor in news:
-            if name in goals:
-                goals[name].copy_(tensor)
+    has_begun = False
+    try:
+        with torch.no_grad():
+            for name, tensor in news:
+                if name in goals:
+                    has_begun = True
+                    goals[name].copy_(tensor)
+    except BaseException as error:
+        if has_begun:
+            raise PolicyError(
+                f"expected to read the weights at `{path}` to their end, got {error!r}; the model holds some new ones "
+                "and some old ones, and is of no use"
+            ) from error
+        raise
 
 
 def _are_views(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -14,6 +14,8 @@ from longstep_bindings.engines.weight_files import check_shapes, read_adapter, r
 __all__ = ["KnownShapes"]
 
 _PREFIX = "base_model.model."
+_NO_WEIGHT = ".rotary_emb.inv_freq"
+"""Constants that some old checkpoints hold and vLLM passes over."""
 
 
 class KnownShapes:
@@ -32,7 +34,8 @@ class KnownShapes:
         stored = read_headers(path)
         expected = self._shapes()
         # Tied weights may stand in one file and not in the other.
-        extra = {name: stored[name].shape for name in self._optional & stored.keys()}
+        optional = self._optional | {name for name in stored if name.endswith(_NO_WEIGHT)}
+        extra = {name: stored[name].shape for name in optional & stored.keys()}
         check_shapes(stored, {**extra, **expected}, may_lack=self._optional, where=path)
 
     def check_adapter(self, folder: Path, *, max_rank: int) -> None:
@@ -59,7 +62,11 @@ class KnownShapes:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         if self._found is None:
             folder = _local_folder(self._model_path)
-            self._found = {name: stored.shape for name, stored in read_headers(folder).items()}
+            self._found = {
+                name: stored.shape
+                for name, stored in read_headers(folder).items()
+                if not name.endswith(_NO_WEIGHT)
+            }
             self._optional = _tied_names(folder, self._found)
         return self._found
 

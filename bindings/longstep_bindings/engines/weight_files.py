@@ -14,7 +14,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,17 +82,32 @@ class AdapterFile:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files at `path`, a file or a folder.
+    """The safetensors files at `path`, a file or a folder; of a folder with an index those that the index names.
 
     Raises:
-        WeightsError: There is none.
+        WeightsError: There is none, or one is missing.
     """
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    files = (_indexed(path) or sorted(path.glob("*.safetensors"))) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise WeightsError(
             f"expected a .safetensors file or a folder of them, got `{path}` without one"
         )
     return files
+
+
+def _indexed(folder: Path) -> list[Path]:
+    """What the folder's index names; nothing when it has none. Some hold their weights a second time in other files."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return []
+    try:
+        return sorted(
+            folder / name for name in set(json.loads(index.read_text())["weight_map"].values())
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"expected an index of safetensors files at `{index}`, but {type(error).__name__}: {error}"
+        ) from None
 
 
 def read_headers(path: Path) -> dict[str, Stored]:
@@ -215,11 +230,14 @@ def read_adapter(folder: Path, *, max_rank: int | None = None) -> AdapterFile:
 
 
 def tensors_in(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of everything at `path`, read as it is asked for."""
+    """Name and tensor of everything at `path`, read as it is asked for; all files are open before the first is given."""
     from safetensors import safe_open
 
-    for file in weight_files(path):
-        with safe_open(file, framework="pt") as reader:
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(path)
+        ]
+        for reader in readers:
             for name in reader.keys():  # noqa: SIM118  # not a mapping
                 yield name, reader.get_tensor(name)
 

@@ -14,6 +14,9 @@ __all__ = ["LocalPlace", "Place", "ServerPlace"]
 class Place(Protocol):
     """One worker at a time."""
 
+    starts: bool
+    """True when `open` starts a worker, False when somebody else does, in his own time."""
+
     def open(self) -> str:
         """The address of a worker that can be reached now."""
         ...
@@ -37,6 +40,8 @@ class Place(Protocol):
 
 class LocalPlace:
     """Processes of this machine, one after the other."""
+
+    starts = True
 
     def __init__(self, settings: WorkerSettings, address: str | None = None) -> None:
         """Args:
@@ -93,6 +98,8 @@ class LocalPlace:
 
 class ServerPlace:
     """A server that somebody else runs and restarts."""
+
+    starts = False
 
     def __init__(self, address: str) -> None:
         """Args:

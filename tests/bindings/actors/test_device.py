@@ -5,11 +5,17 @@ import json
 import pytest
 import torch
 from actor_helpers import gather, parts, request, requests
+from plain_engine import DeviceEngine
 from safetensors.torch import save_file
 
 from longstep.errors import ConfigError, LongstepError, ProtocolError, UnsupportedTypeError
-from longstep_bindings.actors import ActorPolicy, ActorPool, ActorSpec
-from longstep_bindings.actors.device import ActorWeightSyncClient, device_info, read_device_info
+from longstep_bindings.actors import ActorPolicy, ActorPool, ActorServer, ActorSpec
+from longstep_bindings.actors.device import (
+    ActorWeightSyncClient,
+    DeviceSender,
+    device_info,
+    read_device_info,
+)
 from longstep_bindings.testing import kill, wait_until
 
 HANDLE = {
@@ -88,6 +94,22 @@ def test_an_actor_that_is_restarted_waits_for_weights_that_no_file_holds(pool, t
     save_file({"w": torch.zeros(4, 2)}, weights)
     pool.update(weights, kind="weights", version=2)
     assert gather(pool, 1)["late"].policy_version == 2
+
+
+def test_an_actor_whose_trainer_leaves_in_the_middle_of_a_transfer_ends(tmp_path):
+    with ActorServer(DeviceEngine(str(tmp_path))) as server:
+        with ActorPool.connect(server.address) as pool:
+            pool.call_all("start_weight_update", [None], timeout_s=10.0)
+            assert server.failure is None
+        wait_until(lambda: server.failure is not None)
+        assert "in the middle of a transfer" in server.failure
+
+
+def test_the_trainers_side_asks_for_vllm_before_it_waits_for_anybody(pool):
+    model = torch.nn.Linear(2, 2)
+    model.device = "cuda:0"
+    with pytest.raises(ConfigError, match=r"engine `vllm` for route=.cuda., got \['plain'\]"):
+        DeviceSender(pool, model)
 
 
 def test_handles_of_gpu_memory_travel_without_pickle():

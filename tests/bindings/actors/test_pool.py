@@ -133,6 +133,39 @@ def test_a_request_that_cannot_travel_fails_alone():
         assert [parts(got[name])[0] for name in "ac"] == ["x", "y"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": None},
+        {"max_tokens": 64.5},
+        {"stop": None},
+        {"seed": 1.5},
+        {"allowed": [1]},
+        {"trajectory": None},
+        {"images": [np.zeros((2, 2, 3), np.float32)]},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_request_of_wrong_types_fails_alone(wrong, is_full):
+    with plain_pool(max_in_flight=1 if is_full else 8) as pool:
+        pool.submit(
+            [request("a", "wait 0.2 x"), request("b", "say x", **wrong), request("c", "say y")]
+        )
+        got = gather(pool, 3)
+        assert got["b"].finish_reason is FinishReason.ERROR
+        assert "in `b`" in got["b"].error
+        assert [parts(got[name])[0] for name in ("a", "c")] == ["x", "y"]
+
+
+def test_numbers_of_numpy_and_lists_of_choices_travel():
+    with plain_pool() as pool:
+        pool.submit(
+            [request("a", "say x", max_tokens=np.int64(3), seed=np.int32(1), allowed=["x"])]
+        )
+        assert parts(gather(pool, 1)["a"])[0] == "x"
+
+
 def test_an_engines_error_is_its_requests_alone():
     with plain_pool() as pool:
         pool.submit([request("a", "raise too long"), request("b", "say y")])

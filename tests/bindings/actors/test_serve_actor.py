@@ -15,6 +15,7 @@ from longstep.errors import ConfigError
 from longstep.types import FinishReason
 from longstep_bindings import cli
 from longstep_bindings.actors import open_policy
+from longstep_bindings.actors.link import ActorLink
 from longstep_bindings.curve import ClientKeys, new_keys
 from longstep_bindings.testing import wait_until
 
@@ -81,6 +82,44 @@ def test_an_actor_that_its_owner_restarts_is_found_again(tmp_path):
             policy.submit([request("a", "say x")])
             assert parts(gather(policy, 1)["a"])[0] == "x"
             assert policy.stats().num_resubmitted >= 3
+
+
+def test_an_actor_elsewhere_may_be_away_for_longer_than_many_attempts(tmp_path, monkeypatch):
+    """Its owner may load a model for minutes: one outage is one restart, however often it is looked for."""
+    bind = ("--bind", f"ipc://{tmp_path}/s")
+    attempts = []
+    real = ActorLink._attempt
+    monkeypatch.setattr(
+        ActorLink, "_attempt", lambda *given: attempts.append(given) or real(*given)
+    )
+    with (
+        serving(*bind) as (address, first),
+        open_policy(addresses=address, lost_after_s=2.0, max_restarts=1) as policy,
+    ):
+        monkeypatch.setattr("longstep_bindings.actors.link._CONNECT_S", 0.1)
+        monkeypatch.setattr("longstep_bindings.actors.link._ATTEMPT_S", 0.1)
+        monkeypatch.setattr("longstep_bindings.actors.link._AGAIN_S", (0.05, 0.05))
+        first.kill()
+        first.wait()
+        wait_until(lambda: len(attempts) > 10)
+        with serving(*bind):
+            monkeypatch.setattr("longstep_bindings.actors.link._ATTEMPT_S", 5.0)
+            policy.submit([request("a", "say x")])
+            assert parts(gather(policy, 1)["a"])[0] == "x"
+            assert policy.stats().num_restarts == 1
+
+
+def test_an_actor_elsewhere_that_stays_away_is_told(tmp_path, monkeypatch):
+    with (
+        serving("--bind", f"ipc://{tmp_path}/s", "--lost-after", "2") as (address, actor),
+        open_policy(addresses=address, start_timeout_s=1.0) as policy,
+    ):
+        monkeypatch.setattr("longstep_bindings.actors.link._CONNECT_S", 0.1)
+        monkeypatch.setattr("longstep_bindings.actors.link._ATTEMPT_S", 0.1)
+        policy.submit([request("a", "hang")])
+        actor.kill()
+        actor.wait()
+        assert "to be back within 1 s" in gather(policy, 1)["a"].error
 
 
 def test_a_pool_of_two_goes_on_with_one(tmp_path):

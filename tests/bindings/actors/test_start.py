@@ -1,5 +1,6 @@
 """Actors that cannot be started, or are not there: one clear error that tells all."""
 
+import shutil
 import sys
 
 import pytest
@@ -7,8 +8,10 @@ from actor_helpers import PLAIN, gather, parts, plain_pool, request
 
 from longstep.errors import ConfigError, DeadlineError, LongstepError, PolicyError
 from longstep_bindings.actors import ActorPool, ActorSpec, open_policy
+from longstep_bindings.actors.process import ActorProcess, StartSettings
 from longstep_bindings.engines.opening import open_engine
 from longstep_bindings.rpc import Server
+from longstep_bindings.testing import kill
 from longstep_bindings.transport import private_ipc_address, tidy_ipc
 
 
@@ -86,6 +89,25 @@ def test_a_start_that_takes_too_long_is_given_up():
 def test_one_bad_actor_of_several_ends_the_others():
     with pytest.raises(ConfigError):
         plain_pool(2, model="refused")
+
+
+def test_an_actor_is_replaced_though_the_folder_of_its_log_is_gone(tmp_path):
+    folder = tmp_path / "logs"
+    with plain_pool(log_folder=folder) as pool:
+        shutil.rmtree(folder)
+        kill(pool.actor_pids[0])
+        pool.submit([request("a", "say x")])
+        assert parts(gather(pool, 1)["a"])[0] == "x"
+        assert (folder / "actor-0.log").is_file()
+
+
+def test_a_log_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(PolicyError, match="expected to write the actor's output to"):
+        ActorProcess(
+            ActorSpec(model="any", engine=PLAIN),
+            StartSettings(start_timeout_s=10.0, max_in_flight=1, lost_after_s=30.0),
+            log=tmp_path,
+        )
 
 
 def test_an_address_where_nobody_is_is_named(monkeypatch):

@@ -271,6 +271,35 @@ class Tensors:
         return {"w": self.tensor[:8].reshape(4, 2), "more": self.tensor}
 
 
+def test_an_actor_that_dies_while_its_weights_are_packed_gets_them_when_it_is_back():
+    class Slow(Tensors):
+        def state_dict(self):
+            kill(policy.pool.actor_pids[0])
+            wait_until(lambda: policy.pool._links[0].lane.client is None)
+            return {"w": self.tensor[:8].reshape(4, 2)}
+
+    with ActorPolicy(plain_pool(1, options={"start_s": 1.0})) as policy:
+        policy.update_weights(Slow(64), 1, probe=probe(1))
+        policy.submit([request("a", "say x")])
+        assert gather(policy, 1)["a"].policy_version == 1
+        assert policy.stats().num_restarts == 1
+
+
+def test_what_dead_processes_left_makes_room(tmp_path, monkeypatch):
+    old = tmp_path / "longstep-weights-1-x"
+    old.mkdir()
+    (old / ".lock").touch()
+    monkeypatch.setattr(
+        "longstep_bindings.actors.folders._num_free_bytes",
+        lambda root: 0 if old.exists() else 1 << 30,
+    )
+    with ActorPolicy(any_pool()) as policy:
+        policy.pool.shared_memory = tmp_path
+        policy.update_weights(Tensors(1 << 16), 1, route="shared_memory")
+        assert policy.last_route == "shared_memory"
+        assert not old.exists()
+
+
 @pytest.fixture
 def small_memory(tmp_path):
     """A memory file system of 1 MiB."""

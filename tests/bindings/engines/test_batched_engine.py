@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longstep.errors import DataError
+from longstep.errors import DataError, PolicyError
 from longstep.types import FinishReason, GenerationRequest, Message, Prompt
 from longstep_bindings.engines.batched import BatchedEngine
 from longstep_bindings.engines.model_weights import checkpoint_tensors
@@ -190,3 +190,27 @@ def test_an_error_that_takes_the_gpu_away_is_the_engines_failure(engine, said, i
     assert {c.finish_reason for c in got.values()} == {FinishReason.ERROR}
     assert all(said in c.error for c in got.values())
     assert (engine.failure is not None) == is_for_good
+
+
+def test_an_engine_with_half_of_some_new_weights_answers_nothing_any_more(
+    engine, tmp_path, monkeypatch
+):
+    tensors, _ = checkpoint_tensors(engine._engine.model)
+    write_weights(tmp_path / "w.safetensors", tensors)
+
+    def broken(path):
+        yield from list(tensors.items())[:2]
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("longstep_bindings.engines.model_weights.tensors_in", broken)
+    with pytest.raises(PolicyError, match="the disk is gone"):
+        engine.load_weights(tmp_path / "w.safetensors", version=1)
+    assert "the disk is gone" in engine.failure
+    answers = Answers()
+    engine.start(request("a"), answers)
+    completion = answers.wait(1)["a"]
+    assert completion.finish_reason is FinishReason.ERROR
+    assert "the disk is gone" in completion.error
+    monkeypatch.undo()
+    with pytest.raises(PolicyError, match="the disk is gone"):
+        engine.load_weights(tmp_path / "w.safetensors", version=2)

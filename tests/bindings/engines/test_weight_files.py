@@ -169,3 +169,26 @@ def test_a_model_that_is_arranged_otherwise_in_memory_travels_as_its_checkpoint(
     write_weights(tmp_path / "less.safetensors", named)
     with pytest.raises(WeightsError, match="got none for 1 of"):
         load_in_place(model, tmp_path / "less.safetensors")
+
+
+def test_of_a_folder_with_an_index_only_what_it_names_is_read(tmp_path):
+    save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    save_file({"other.name.of.a": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    assert read_headers(tmp_path).keys() == {"a"}
+    index.write_text('{"weight_map": {"a": "missing.safetensors"}}')
+    with pytest.raises(WeightsError):
+        read_headers(tmp_path)
+    index.write_text('{"weights": 1}')
+    with pytest.raises(WeightsError, match="expected an index"):
+        read_headers(tmp_path)
+
+
+def test_all_files_are_open_before_the_first_tensor_is_given(tmp_path):
+    for number in (1, 2):
+        save_file({f"t{number}": torch.full((2,), number)}, tmp_path / f"{number}.safetensors")
+    reading = tensors_in(tmp_path)
+    first = next(reading)
+    (tmp_path / "2.safetensors").unlink()
+    assert dict([first, *reading]).keys() == {"t1", "t2"}

@@ -2,6 +2,8 @@
 
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -316,3 +318,35 @@ def test_heartbeats_keep_an_idle_session():
         client.call("add", 1, timeout_s=10)
         time.sleep(1.5)
         assert client.call("add", 1, timeout_s=10) == 2
+
+
+SERVING = """
+import signal, sys, threading, time
+from longstep_bindings.rpc import Server
+
+class Nothing:
+    name, version, methods = "example.nothing", 1, {}
+    def close_session(self, session):
+        pass
+
+def signal_this_thread():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=signal_this_thread, daemon=True).start()
+Server(Nothing(), num_threads=int(sys.argv[1])).serve_forever()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_signal_that_does_not_interrupt_the_main_threads_wait_ends_the_server_too(num_threads):
+    """As one that another thread gets, or that comes just before the wait: its handler runs only once the wait ends."""
+    told = subprocess.run(
+        [sys.executable, "-c", SERVING, str(num_threads)],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=True,
+    )
+    assert told.stdout == "ended\n"
