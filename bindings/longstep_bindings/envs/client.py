@@ -13,32 +13,23 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from longstep.commands import (
-    EnvCommand,
-    EnvResult,
-    ResultBatch,
-    check_commands,
-    next_command_id,
-)
+from longstep.commands import EnvCommand, EnvResult, ResultBatch, check_commands
 from longstep.errors import ConfigError
 from longstep.lockstep import LockstepEnv
-from longstep.types import Task
-from longstep_bindings.client import Client
-from longstep_bindings.client_loop import Attendance
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.agents import LocalAgent
-from longstep_bindings.envs.link import Link, LinkSettings, Share, next_share_number
+from longstep_bindings.envs.attendant import Attendant
+from longstep_bindings.envs.branching import repeat, up_to
+from longstep_bindings.envs.link import Link, LinkSettings
 from longstep_bindings.envs.places import LocalPlace, Place, ServerPlace
 from longstep_bindings.envs.process import WorkerSettings
 from longstep_bindings.envs.recovery import History
-from longstep_bindings.envs.spec import EnvSpec
+from longstep_bindings.envs.shares import Share, next_share_number
+from longstep_bindings.envs.spec import EnvSpec, as_spec
 from longstep_bindings.terms import Terms
-from longstep_bindings.transport import Poller
-from longstep_bindings.waker import Waker
 
 __all__ = ["RemoteVectorEnv"]
 
@@ -49,6 +40,8 @@ class RemoteVectorEnv(LockstepEnv):
     Same seeds and same actions give the same results as in process, byte for byte. What an environment puts in its info
     must be able to cross (see `longstep_bindings.wire`); what cannot is that slot's error.
 
+    >>> from longstep.commands import EnvCommand
+    >>> from longstep.types import Task
     >>> with RemoteVectorEnv("longstep/KeyDoor-v0", 4, num_workers=2) as envs:
     ...     envs.send([EnvCommand(slot=3, command_id=1, task=Task(env_id="longstep/KeyDoor-v0", seed=7))])
     ...     [(result.slot, result.error) for result in envs.recv()]
@@ -94,7 +87,7 @@ class RemoteVectorEnv(LockstepEnv):
             EnvError: A worker ended at once.
             DeadlineError: A worker or its first environment was not there in time.
         """
-        spec = _as_spec(env, env_kwargs)
+        spec = as_spec(env, env_kwargs)
         _check_counts(num_envs, num_workers)
         num_workers = min(num_workers, num_envs)
         longest_s = max(step_timeout_s, reset_timeout_s)
@@ -182,12 +175,7 @@ class RemoteVectorEnv(LockstepEnv):
         """What `recv` gives next, by number of the share."""
         self._arrived: dict[int, ResultBatch] = {}
         """What agents have yet to take; nothing ever without agents."""
-        self._waker = Waker()
-        self._poller = Poller(self._waker)
-        self._attendance, self._is_taking = Attendance(), False
-        self._descriptors: list[int] = []
-        self._attended: list[Client | None] = []
-        """Whose answers the poller waits for."""
+        self._attendant = Attendant()
         self._is_closed = False
         self._links: list[Link] = []
         self._agents: list[LocalAgent] = []
@@ -207,7 +195,7 @@ class RemoteVectorEnv(LockstepEnv):
             place,
             slots,
             settings,
-            self._wake,
+            self._attendant.wake,
             arrived=self._ready,
             in_episode=self._in_episode,
         )
@@ -228,32 +216,9 @@ class RemoteVectorEnv(LockstepEnv):
         for link in self._links:
             link.arrived = self._arrived
 
-    def _wake(self) -> None:
-        if not self._is_taking:  # who takes answers looks at all of them afterwards
-            self._waker.wake()
-
     def _wait(self, timeout_s: float | None) -> None:
         """Wait until there may be something to `_take`."""
-        clients = [link.client for link in self._links]
-        if clients != self._attended:
-            self._descriptors = [
-                client.be_attended(self._attendance) if client else -1 for client in clients
-            ]
-            self._poller = Poller(self._waker, *(fd for fd in self._descriptors if fd >= 0))
-            self._attended = clients
-        self._attendance.is_on = True
-        try:
-            ready = self._poller.wait(timeout_s)
-        finally:
-            self._attendance.is_on = False
-        self._is_taking = True
-        try:
-            for fd in ready:
-                client = clients[self._descriptors.index(fd)]
-                if client is not None:
-                    client.take_answers()
-        finally:
-            self._is_taking = False
+        self._attendant.wait([link.client for link in self._links], timeout_s)
 
     # -- commands and results: what Rollout uses ----------------------------------------------------------------------
 
@@ -347,7 +312,7 @@ class RemoteVectorEnv(LockstepEnv):
             link.begin_close()
         for link in self._links:
             link.close()
-        self._waker.close()
+        self._attendant.close()
         self._busy.clear()
         self._ready.clear()
         self._episodes = None
@@ -407,16 +372,13 @@ class RemoteVectorEnv(LockstepEnv):
             raise ConfigError(
                 f"expected slot {slot} to have a trajectory; it was not reset, or failed"
             )
-        num_steps = len(history.actions)
-        at_step = num_steps if at_step is None else at_step
-        if not 0 <= at_step <= num_steps:
-            raise ConfigError(f"expected `at_step` from 0 to {num_steps}, got {at_step}")
+        before = up_to(history, at_step)
+        stands_there = len(before.actions) == len(history.actions) and self._in_episode[slot]
         result = None
-        if at_step == num_steps and self._in_episode[slot] and not self._agents:
-            result = self._copy(slot, into)
+        if stands_there and not self._agents and self._link_of[slot] is self._link_of[into]:
+            result = self._link_of[slot].copy(slot, into)
         if result is None:
-            keys = history.keys[: at_step + 1]
-            result = self._repeat(into, history.task, history.actions[:at_step], keys)
+            result = repeat(before, into, do=self._one, history_of=self._history)
         self._look_at(ResultBatch.of([result]))
         return result
 
@@ -424,31 +386,6 @@ class RemoteVectorEnv(LockstepEnv):
         if self._agents:
             return self._agents[slot].history
         return self._link_of[slot].journal.history(slot)
-
-    def _copy(self, slot: int, into: int) -> EnvResult | None:
-        """`fork` by a snapshot; None when that cannot be done."""
-        link = self._link_of[slot]
-        if link is not self._link_of[into]:
-            return None
-        return link.copy(slot, into)
-
-    def _repeat(self, slot: int, task: Task, actions: list[Any], keys: list[Any]) -> EnvResult:
-        """`fork` by doing again what was done."""
-        result = self._one(EnvCommand(slot=slot, command_id=next_command_id(), task=task))
-        for step, key in enumerate(keys):
-            if step and result.error is None:
-                action = actions[step - 1]
-                result = self._one(
-                    EnvCommand(slot=slot, command_id=next_command_id(), action=action)
-                )
-            history = self._history(slot)
-            if result.error is None and (history is None or history.keys[step] != key):
-                text = (
-                    f"EnvError: the state after {step} steps differs from that of the trajectory; the environment "
-                    "does not depend on its seed and actions alone"
-                )
-                return replace(result, observation="", info={}, error=text)
-        return result
 
     def _one(self, command: EnvCommand) -> EnvResult:
         """The result of one command; those of others stay for `recv`."""
@@ -493,21 +430,6 @@ class RemoteVectorEnv(LockstepEnv):
         for link in self._links:
             if link.failure is not None and not self._ready:
                 raise link.failure
-
-
-def _as_spec(env: Any, env_kwargs: Mapping[str, Any] | None) -> EnvSpec:
-    kwargs = dict(env_kwargs or {})
-    if isinstance(env, EnvSpec):
-        return replace(env, kwargs={**env.kwargs, **kwargs})
-    if isinstance(env, str):
-        return EnvSpec(env_id=env, kwargs=kwargs)
-    name = getattr(env, "__qualname__", "")
-    if not callable(env) or "<" in name or not name or env.__module__ == "__main__":
-        raise ConfigError(
-            f"expected `env` to be an environment id, an EnvSpec, or a function of a module, got {env!r:.100}; "
-            "workers import what they run, so put the function into a module of its own"
-        )
-    return EnvSpec(entry_point=f"{env.__module__}:{name}", kwargs=kwargs)
 
 
 def _spread(num_slots: int, num_parts: int) -> list[range]:

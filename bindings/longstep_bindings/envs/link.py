@@ -7,44 +7,34 @@ again from their logs, and sends the commands under way again. Meanwhile `send` 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import operator
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from longstep.commands import CommandBatch, EnvCommand, EnvResult, ResultBatch, next_command_id
+from longstep.commands import EnvResult, ResultBatch, next_command_id
 from longstep.errors import (
     DeadlineError,
     EnvError,
     LongstepError,
-    ProtocolError,
     SessionLostError,
     UnsupportedTypeError,
 )
-from longstep.types import Task
 from longstep_bindings.curve import ClientKeys
-from longstep_bindings.envs.messages import (
-    REPLY_LIMITS,
-    SERVICE,
-    VERSION,
-    Columns,
-    failed_columns,
-    read_agent,
-    read_reply,
-)
+from longstep_bindings.envs.messages import Columns, failed_columns, read_reply
 from longstep_bindings.envs.places import Place
-from longstep_bindings.envs.recovery import Journal, keys_of, mismatch, replays, reset_argument
+from longstep_bindings.envs.recovery import Journal, mismatch, replays, reset_argument
+from longstep_bindings.envs.session import open_session
+from longstep_bindings.envs.shares import Share
 from longstep_bindings.pending import Pending
 from longstep_bindings.rpc import Client
 
-__all__ = ["Link", "LinkSettings", "Share", "next_share_number"]
+__all__ = ["Link", "LinkSettings"]
 
 Reader = Callable[[Any], None]
 """Takes the value of an answer, or the error in its place."""
@@ -73,79 +63,6 @@ class LinkSettings:
     connect_timeout_s: float
     open_timeout_s: float
     keys: ClientKeys | None
-
-
-_numbers = itertools.count(1)
-
-
-def next_share_number() -> int:
-    """A number that no other share of this process has; later ones are higher."""
-    return next(_numbers)
-
-
-class Share:
-    """Commands for one worker that travel in one message, as columns. A message has one answer, for all of them."""
-
-    __slots__ = ("actions", "command_ids", "number", "slots", "tasks")
-
-    def __init__(
-        self,
-        slots: list[int],
-        command_ids: list[int],
-        tasks: list[Task | None] | None,
-        actions: list[Any],
-    ) -> None:
-        """Args:
-        slots: Of the client.
-        command_ids: One for each slot.
-        tasks: What each is reset to, None where it is stepped; None alone when all are.
-        actions: What each is stepped with.
-        """
-        self.number = next_share_number()
-        self.slots, self.command_ids, self.tasks, self.actions = slots, command_ids, tasks, actions
-
-    @classmethod
-    def of(cls, commands: Sequence[EnvCommand]) -> Share:
-        """The share of some commands."""
-        if isinstance(commands, CommandBatch):
-            # copies: the caller has the batch and may change it
-            return cls(
-                list(commands.slots), list(commands.command_ids), None, list(commands.actions)
-            )
-        tasks = [command.task for command in commands]
-        return cls(
-            [command.slot for command in commands],
-            [command.command_id for command in commands],
-            None if tasks.count(None) == len(tasks) else tasks,
-            [command.action for command in commands],
-        )
-
-    def pick(self, wanted: list[bool]) -> Share | None:
-        """The commands where `wanted` is True; None if there are none."""
-        if True not in wanted:
-            return None
-        slots, command_ids, actions = (
-            list(itertools.compress(column, wanted))
-            for column in (self.slots, self.command_ids, self.actions)
-        )
-        tasks = None if self.tasks is None else list(itertools.compress(self.tasks, wanted))
-        return Share(slots, command_ids, tasks, actions)
-
-    @classmethod
-    def join(cls, shares: Sequence[Share]) -> Share:
-        """The commands of several."""
-        return cls(
-            [slot for share in shares for slot in share.slots],
-            [number for share in shares for number in share.command_ids],
-            [task for share in shares for task in share.tasks or [None] * len(share.slots)],
-            [action for share in shares for action in share.actions],
-        )
-
-    def split(self) -> list[Share]:
-        """A share for each command."""
-        tasks = self.tasks or [None] * len(self.slots)
-        rows = zip(self.slots, self.command_ids, tasks, self.actions, strict=True)
-        return [Share([slot], [number], [task], [action]) for slot, number, task, action in rows]
 
 
 class Link:
@@ -247,7 +164,7 @@ class Link:
         except LongstepError:
             return None
         share = Share([into], [next_command_id()], None, [None])
-        results, _ = self._results_of(share, columns)
+        results, _ = share.results(columns, is_agent=self._is_agent, lost=self._lost)
         if results.errors != [None]:
             return None
         with self._lock:
@@ -366,7 +283,7 @@ class Link:
         """Take the answer to a share. Safe to repeat when it was interrupted."""
         if share.number not in self._under_way:
             return
-        results, keys = self._results_of(share, columns)
+        results, keys = share.results(columns, is_agent=self._is_agent, lost=self._lost)
         failed = [error is not None for error in results.errors] if any(results.errors) else []
         over = list(map(operator.or_, results.terminated, results.truncated))
         told = share.slots, share.tasks, share.actions
@@ -376,35 +293,6 @@ class Link:
             self._lost.pop(slot, None)
         self.arrived[share.number] = results
         del self._under_way[share.number]
-
-    def _results_of(self, share: Share, columns: Columns) -> tuple[ResultBatch, list[Any]]:
-        """The results that columns tell, and the keys of the states they show."""
-        observations, rewards, terminated, truncated, infos, errors, seconds = columns
-        if self._lost:
-            lost = map(self._lost.get, share.slots)
-            tasks = share.tasks or itertools.repeat(None)
-            errors = [
-                error or (None if task else why)
-                for error, why, task in zip(errors, lost, tasks, strict=False)
-            ]
-        if self._is_agent and infos is None:
-            infos = [{} for _ in observations]
-        if self._is_agent and infos is not None:
-            for index, (text, info) in enumerate(zip(observations, infos, strict=True)):
-                if errors[index] is None:
-                    try:
-                        observations[index], infos[index] = read_agent(text, info)
-                    except ProtocolError as wrong:
-                        errors[index] = f"ProtocolError: {wrong}"
-        for index, error in enumerate(errors) if any(errors) else ():
-            if error is not None:
-                observations[index], rewards[index] = "", 0.0
-                terminated[index] = truncated[index] = False
-                if infos is not None:
-                    infos[index] = {}
-        keys = keys_of(observations, infos if self._is_agent else None)
-        told = (observations, rewards, terminated, truncated, infos, errors, seconds)
-        return ResultBatch(list(share.slots), share.command_ids, *told), keys
 
     def _check_replay(self, slot: int, keys: list[Any], first: int, value: Any) -> None:
         try:
@@ -441,38 +329,18 @@ class Link:
 
     def _connect(self) -> Client:
         settings = self._settings
-        client = Client(
+        client, self.traits = open_session(
             self.place.open(),
-            service=SERVICE,
-            version=VERSION,
+            environment=settings.environment,
+            num_slots=len(self.slots),
+            owner=self._owner,
             connect_timeout_s=settings.connect_timeout_s,
+            open_timeout_s=settings.open_timeout_s,
             keys=settings.keys,
-            limits=REPLY_LIMITS,
         )
-        order = {
-            "environment": settings.environment,
-            "num_slots": len(self.slots),
-            "owner": self._owner,
-            "compact_columns": True,
-        }
-        try:
-            self.traits = self._opened(client, order)
-            self._is_agent = self.traits["kind"] == "agent"
-            self._takes_one_operation = self.traits.get("one_operation") is True
-        except BaseException:
-            client.close()
-            raise
+        self._is_agent = self.traits["kind"] == "agent"
+        self._takes_one_operation = self.traits.get("one_operation") is True
         return client
-
-    def _opened(self, client: Client, order: dict[str, Any]) -> dict[str, Any]:
-        limit_s = self._settings.open_timeout_s
-        try:
-            return _check_traits(client.call("open", order, timeout_s=limit_s), len(self.slots))
-        except DeadlineError as error:
-            raise DeadlineError(
-                f"expected the first environment within {limit_s:g} s: {error}; allow more, or look for what it "
-                "waits for"
-            ) from None
 
     def _set_client(self, client: Client) -> None:
         """Let commands through, those that waited first."""
@@ -596,17 +464,3 @@ class Link:
                 asked.append(pending)
                 first += len(keys)
         return None
-
-
-def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:
-    """What a worker says of its environments, checked."""
-    with suppress(TypeError, KeyError, ValueError):
-        fits = traits["kind"] in ("agent", "raw") and all(
-            type(traits[name]) is bool for name in ("blocking", "has_board", "can_copy")
-        )
-        limits = [float(traits[name]) for name in ("step_timeout_s", "reset_timeout_s")]
-        suspects = traits["suspects"]
-        known = all(slot in range(num_slots) and type(why) is str for slot, why in suspects)
-        if fits and known and all(0.0 < limit < 1e7 for limit in limits):
-            return traits
-    raise ProtocolError("expected the traits of an environment in answer to `open`")

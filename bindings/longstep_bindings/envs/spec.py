@@ -7,12 +7,12 @@ of a server can only ask for one of the environments that the server was started
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from longstep.errors import ConfigError, UnsupportedTypeError, did_you_mean
 
-__all__ = ["EnvSpec"]
+__all__ = ["EnvSpec", "as_spec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +102,27 @@ class EnvSpec:
                     f"expected a field of EnvSpec, got `{name}`; {did_you_mean(name, known)}"
                 )
         return cls(**plain)
+
+
+def as_spec(env: Any, env_kwargs: Mapping[str, Any] | None) -> EnvSpec:
+    """The spec of what a caller names.
+
+    Args:
+        env: An id, a spec, or a function or class of a module.
+        env_kwargs: Arguments of the environment, beside those of a spec; None is none.
+
+    Raises:
+        ConfigError: A worker cannot find it by its name.
+    """
+    kwargs = dict(env_kwargs or {})
+    if isinstance(env, EnvSpec):
+        return replace(env, kwargs={**env.kwargs, **kwargs})
+    if isinstance(env, str):
+        return EnvSpec(env_id=env, kwargs=kwargs)
+    name = getattr(env, "__qualname__", "")
+    if not callable(env) or "<" in name or not name or env.__module__ == "__main__":
+        raise ConfigError(
+            f"expected `env` to be an environment id, an EnvSpec, or a function of a module, got {env!r:.100}; "
+            "workers import what they run, so put the function into a module of its own"
+        )
+    return EnvSpec(entry_point=f"{env.__module__}:{name}", kwargs=kwargs)
