@@ -14,30 +14,23 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError, DataError, PolicyError, WeightsError, require
-from longstep.types import Completion, FinishReason, GenerationRequest, Prompt
+from longstep.errors import DataError, PolicyError, WeightsError, require
+from longstep.types import Completion, FinishReason, GenerationRequest
 from longstep_bindings.engines.admission import admit
-from longstep_bindings.engines.constraint import Constraints
 from longstep_bindings.engines.counts import Counts
 from longstep_bindings.engines.loop_thread import LoopThread
-from longstep_bindings.engines.prompts import PromptTokenizer
 from longstep_bindings.engines.scoring import check_rows
 from longstep_bindings.engines.served import EngineDescription, EngineStats, ScoreRow
-from longstep_bindings.engines.vllm_images import PlacedImages, collapse, sees
-from longstep_bindings.engines.vllm_requests import (
-    Decisions,
-    Plan,
-    plan_request,
-    score_settings,
-    unanswered,
-)
+from longstep_bindings.engines.vllm_requests import Decisions, Plan, plan_request, unanswered
+from longstep_bindings.engines.vllm_scoring import score_row
+from longstep_bindings.engines.vllm_text import ModelText
 from longstep_bindings.engines.vllm_weights import KnownShapes
 
 __all__ = ["VLLMEngine"]
@@ -104,15 +97,8 @@ class VLLMEngine:
 
         check_model(model_path)
         self._model_path, self._max_adapter_rank = str(model_path), max_adapter_rank
-        self._tokenizer = _load_tokenizer(model_path)
-        self._prompts = PromptTokenizer(self._tokenizer)
-        self._images = PlacedImages(self._tokenizer) if sees(model_path) else None
-        eos_id = self._tokenizer.eos_token_id
-        self._constraints = Constraints(
-            self._tokenizer, eos_id if isinstance(eos_id, int) else None
-        )
+        self._text = ModelText(model_path)
         self._decisions: dict[tuple[str, ...], Decisions] = {}
-        self._end_ids = _end_of_turn_ids(model_path, self._tokenizer)
         self._shapes = KnownShapes(model_path)
         settings = engine_settings(
             model_path,
@@ -182,7 +168,7 @@ class VLLMEngine:
             model=self._model_path,
             dtype=self._model.dtype,
             max_length=self._model.max_length,
-            takes_images=self._images is not None,
+            takes_images=self._text.takes_images,
             takes_adapters=self._max_adapter_rank > 0,
         )
 
@@ -210,7 +196,7 @@ class VLLMEngine:
     def _take(self) -> None:
         with self._lock:
             entries, self._inbox = self._inbox, []
-        prompts = self._encode([request.prompt for request, _ in entries])
+        prompts = self._text.encode([request.prompt for request, _ in entries])
         for (request, on_done), prompt in zip(entries, prompts, strict=True):
             self._counts.begin()
             plan = self._plan(request, prompt)
@@ -225,14 +211,6 @@ class VLLMEngine:
             else:
                 self._launch(entry)
 
-    def _encode(self, prompts: Sequence[Prompt]) -> list[NDArray[np.int32] | str]:
-        """Each prompt's ids, with one id for each image, or what is wrong with the prompt."""
-        images = self._images
-        if images is None:
-            return self._prompts.encode(prompts)
-        of_text = iter(self._prompts.encode([prompt for prompt in prompts if not prompt.images]))
-        return [images.encode(p) if p.images else next(of_text) for p in prompts]
-
     def _plan(self, request: GenerationRequest, prompt: NDArray[np.int32] | str) -> Plan | str:
         """How to compute a request, or why it cannot be answered."""
         if self._failure is not None:
@@ -243,7 +221,7 @@ class VLLMEngine:
             request,
             len(prompt),
             max_length=self._model.max_length,
-            constraints=self._constraints,
+            constraints=self._text.constraints,
         )
         if isinstance(admitted, str):
             return admitted
@@ -263,7 +241,7 @@ class VLLMEngine:
         try:
             ids = [*plan.prompt_ids.tolist(), *plan.given]
             images = plan.request.prompt.images
-            output = await self._model.generate(ids, plan.settings(self._end_ids), images)
+            output = await self._model.generate(ids, plan.settings(self._text.end_ids), images)
             if images:  # vLLM has made room for them
                 whole = np.array(output.prompt_token_ids, dtype=np.int32)
                 plan.prompt_ids = whole[: len(whole) - len(plan.given)]
@@ -300,14 +278,9 @@ class VLLMEngine:
             logprobs,
             is_stopped=is_stopped,
             policy_version=self._version,
-            decode=self._decode,
+            decode=self._text.decode,
         )
         self._answer(entry, completion)
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
 
     def _withdraw(self, names: Sequence[str]) -> None:
         for name in names:
@@ -448,7 +421,7 @@ class VLLMEngine:
         """Log-probabilities of given completions; see `ServedEngine`."""
         self._require_open()
         check_rows(rows, max_length=self._model.max_length)
-        if self._images is None and any(row.images for row in rows):
+        if not self._text.takes_images and any(row.images for row in rows):
             raise DataError("expected rows without images at a model that reads text, got images")
         return self._loop.call(self._score(rows))
 
@@ -464,25 +437,14 @@ class VLLMEngine:
             self._leave()
 
     async def _score_row(self, row: ScoreRow) -> NDArray[np.float32]:
-        prompt_ids = collapse(row, self._model_path).prompt_token_ids.tolist()
-        token_ids = row.token_ids.tolist()
-        # As a part of the prompt ids are scored in one pass, but not by vLLM's layers for adapters.
-        num_read = 0 if self._max_adapter_rank else len(token_ids) - 1
-        settings = score_settings(token_ids[num_read:], scores_prompt=num_read > 0)
-        read_ids = [*prompt_ids, *token_ids[:num_read]]
+        takes_adapters = self._max_adapter_rank > 0
         try:
-            output = await self._model.generate(read_ids, settings, row.images)
-        except Exception as error:
-            self._fail_if_dead()
-            raise PolicyError(f"vLLM could not score a row: {error}") from error
-        whole = [*row.prompt_token_ids.tolist(), *token_ids[:num_read]]
-        if row.images and list(output.prompt_token_ids or ()) != whole:
-            raise DataError(
-                "expected a prompt that reads as vLLM writes it for these images, got other ids; this model's prompts "
-                "with images can be scored with transformers"
+            return await score_row(
+                self._model, row, model_path=self._model_path, takes_adapters=takes_adapters
             )
-        before = output.prompt_logprobs.logprobs[-num_read:] if num_read else []
-        return np.array([*before, *output.outputs[0].logprobs.logprobs], dtype=np.float32)
+        except PolicyError:
+            self._fail_if_dead()
+            raise
 
     # ---- the end ----
 
@@ -504,24 +466,3 @@ class VLLMEngine:
         self._watching.cancel()
         self._withdraw(list(self._open))
         self._model.close()
-
-
-def _load_tokenizer(model_path: str | Path) -> Any:
-    transformers = require("transformers", extra="vllm", needed_by='engine "vllm"')
-    try:
-        return transformers.AutoTokenizer.from_pretrained(model_path)
-    except Exception as error:  # whatever a broken folder makes transformers raise
-        raise ConfigError(
-            f"expected a tokenizer at `{model_path}`, but loading it failed with {type(error).__name__}: {error}"
-        ) from error
-
-
-def _end_of_turn_ids(model_path: str | Path, tokenizer: Any) -> list[int]:
-    """Every id that ends a turn, by the tokenizer or by the model's generation config."""
-    from transformers import GenerationConfig
-
-    configured: Any = None
-    with suppress(OSError, ValueError):  # many models have none
-        configured = GenerationConfig.from_pretrained(model_path).eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int)})
