@@ -1,7 +1,7 @@
 """Log-probabilities of a completion that is given, computed by vLLM.
 
 The completion is read as a part of the prompt, in one pass, but for its last id, which is sampled by force: so a sequence
-may fill the context.
+may fill the context. Where vLLM has its layers for adapters, every id is sampled by force.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def score_row(
     """
     prompt_ids = collapse(row, model_path).prompt_token_ids.tolist()
     token_ids = row.token_ids.tolist()
-    # As a part of the prompt ids are scored in one pass, but not by vLLM's layers for adapters.
+    # vLLM's layers for adapters do not score a prompt's ids.
     num_read = 0 if takes_adapters else len(token_ids) - 1
     settings = score_settings(token_ids[num_read:], scores_prompt=num_read > 0)
     read_ids = [*prompt_ids, *token_ids[:num_read]]
