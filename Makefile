@@ -1,8 +1,10 @@
 # Set-up and checks, with pip and venv alone. `make demo` and `make test` need nothing but Python 3.11 or newer.
-# PYTHON=python3.12 chooses the interpreter, ARGS="-k credit" adds arguments to a target's command.
+# PYTHON=python3.12 chooses the interpreter, ARGS="-k credit" adds arguments to a target's command, PROCESSES=8 has more test
+# files run at once (most wait for other processes most of the time).
 # vLLM needs other versions of torch and transformers than the rest, and so an environment of its own.
 
 PYTHON ?= python3
+PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -48,7 +50,7 @@ demo: $(VENV)/.installed
 	$(BIN)/longstep train --config demo --output_dir out/demo $(ARGS)
 
 test: $(VENV)/.developer
-	$(BIN)/python -m pytest -q -m "$(DEFAULT_TESTS)" $(ARGS)
+	$(BIN)/python -m pytest -q -m "$(DEFAULT_TESTS)" --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
 
 doctest: $(VENV)/.developer
 	$(BIN)/python -m pytest -q --doctest-modules --ignore bindings/longstep_bindings/engines/vllm_core.py \

@@ -14,6 +14,13 @@ from safetensors.numpy import save_file
 from longstep_bindings import launch
 from longstep_bindings.actors import ActorPolicy, ActorPool
 
+
+def rest():
+    """Wait for a signal. One that comes just before a sleep is heard only after it, so that none may be long."""
+    for _ in range(10_000):
+        time.sleep(0.1)
+
+
 if __name__ == "__main__":
     # ignored in what a shell started in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,4 +58,4 @@ if __name__ == "__main__":
     elif how == "exit":
         os._exit(3)
     elif how != "forget":
-        time.sleep(1000)
+        rest()

@@ -40,13 +40,16 @@ def run(how, tmp_path, *options, num_processes=3, **environ):
         text=True,
         env=environ,
     ) as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == num_processes, parent.stderr.read()
-        if ENDS[how] is not None:
-            assert not any(map(is_gone, pids))
-            assert bool(weights_of(parent.pid)) == ("update" in options)
-            parent.send_signal(ENDS[how])
-        parent.wait(60.0)
+        try:
+            pids = [int(word) for word in parent.stdout.readline().split()]
+            assert len(pids) == num_processes, parent.stderr.read()
+            if ENDS[how] is not None:
+                assert not any(map(is_gone, pids))
+                assert bool(weights_of(parent.pid)) == ("update" in options)
+                parent.send_signal(ENDS[how])
+            parent.wait(60.0)
+        finally:
+            parent.kill()
         wait_until(lambda: all(map(is_gone, pids)), 20.0)
         wait_until(lambda: not os.listdir(tmp_path), 10.0)
         wait_until(lambda: not weights_of(parent.pid, *pids), 20.0)

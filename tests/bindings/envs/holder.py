@@ -12,6 +12,13 @@ from worker_envs import counter
 from longstep_bindings import launch
 from longstep_bindings.envs import EnvServer, EnvSpec, RemoteVectorEnv
 
+
+def rest():
+    """Wait for a signal. One that comes just before a sleep is heard only after it, so that none may be long."""
+    for _ in range(10_000):
+        time.sleep(0.1)
+
+
 if __name__ == "__main__":
     # ignored in what a shell started in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,5 +53,5 @@ if __name__ == "__main__":
     else:
         if how == "with":
             with envs:
-                time.sleep(1000)
-        time.sleep(1000)
+                rest()
+        rest()

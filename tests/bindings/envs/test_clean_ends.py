@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +27,13 @@ ENDS = {
 }
 
 
+@pytest.fixture
+def tmp_path():
+    """Short, for the path of a socket may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 def run(how, number, *options, tmp_path, patience_s=5.0):
     """Start a holder, end it, and check that everything is gone in time."""
     environ = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -34,13 +42,16 @@ def run(how, number, *options, tmp_path, patience_s=5.0):
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
     ) as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 4, parent.stderr.read()
-        if number is not None:
-            assert all(map(is_running, pids))
-            assert glob.glob(f"{tmp_path}/longstep-ipc-*")
-            parent.send_signal(number)
-        parent.wait(60.0)
+        try:
+            pids = [int(word) for word in parent.stdout.readline().split()]
+            assert len(pids) == 4, parent.stderr.read()
+            if number is not None:
+                assert all(map(is_running, pids))
+                assert glob.glob(f"{tmp_path}/longstep-ipc-*")
+                parent.send_signal(number)
+            parent.wait(60.0)
+        finally:
+            parent.kill()
         wait_until(lambda: not any(map(is_running, pids)), patience_s)
         wait_until(lambda: not os.listdir(tmp_path), 1.0)
         assert not of_ours(set(os.listdir("/dev/shm")) - shared, {parent.pid, *pids})
