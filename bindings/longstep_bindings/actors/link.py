@@ -286,7 +286,7 @@ class ActorLink:
             self.policy_version, self._token = int(told["policy_version"]), str(told["weights"])
             self._limit = min(self._settings.max_in_flight, int(told["max_in_flight"]))
             host = told["host"]
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise ProtocolError(f"expected an actor's description, got {error!r:.100}") from None
         self.shares_memory = bool(host) and host == host_identity()
 

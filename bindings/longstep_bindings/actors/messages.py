@@ -237,7 +237,7 @@ def read_completions(columns: Any) -> list[Completion]:
             )
             for name, text, reason, version, error, prompt_ids, token_ids, logprobs, sizes in rows
         ]
-    except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"expected completions, got {error!r:.200}") from None
 
 
@@ -271,17 +271,25 @@ def read_rows(rows: Any) -> list[ScoreRow]:
     Raises:
         ProtocolError: They are not what `pack_rows` makes.
     """
+    if type(rows) is not list:
+        raise ProtocolError(f"expected a list of rows to score, got {rows!r:.200}")
     try:
         return [
             ScoreRow(
-                prompt_token_ids=np.asarray(prompt_ids, np.int32),
-                token_ids=np.asarray(token_ids, np.int32),
-                images=tuple(np.asarray(image, np.uint8) for image in images),
+                prompt_token_ids=_array(prompt_ids, np.int32),
+                token_ids=_array(ids, np.int32),
+                images=tuple(_array(image, np.uint8) for image in images),
             )
-            for prompt_ids, token_ids, images in rows
+            for prompt_ids, ids, images in rows
         ]
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"expected rows to score, got {error!r:.200}") from None
+
+
+def _array(value: Any, dtype: Any) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray) or value.dtype != dtype:
+        raise TypeError(f"{value!r:.80} in place of an array of {np.dtype(dtype)}")
+    return value
 
 
 def read_taken(answer: Any) -> tuple[list[Completion], EngineStats]:

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -128,6 +128,9 @@ KEYS = st.sampled_from(["requests", "allowed", "ids", "sizes", "token_ids", "log
 
 @pytest.mark.parametrize("read", [read_completions, read_taken, read_rows, read_not_taken])
 @given(value=VALUES | st.dictionaries(KEYS, VALUES))
+@example(value=[[2147483648.0, None, None]])
+@example(value={"ids": [""], "versions": [float("inf")]})
+@example(value="")
 def test_whatever_else_comes_is_a_protocol_error(read, value):
     try:
         read(value)
