@@ -259,7 +259,7 @@ def _told_as_weights(path: Path) -> Iterator[None]:
     """Files that are gone, or cannot be read, are weights that did not arrive."""
     try:
         yield
-    except LongstepError:
+    except LongstepError:  # some of these are OSErrors too
         raise
     except OSError as error:
         raise WeightsError(

@@ -30,7 +30,7 @@ from longstep_bindings.engines.openai_messages import (
     read_scores,
     score_body,
 )
-from longstep_bindings.engines.prompts import PromptTokenizer
+from longstep_bindings.engines.prompts import PromptTokenizer, load_tokenizer
 from longstep_bindings.engines.scoring import check_rows
 from longstep_bindings.engines.served import EngineDescription, EngineStats, ScoreRow
 from longstep_bindings.engines.vllm_requests import unanswered
@@ -77,7 +77,7 @@ class OpenAIEngine:
         httpx = require("httpx", extra="openai", needed_by='engine "openai"')
         self._base_url, self._needs_token_ids = base_url.rstrip("/"), needs_token_ids
         self._version = policy_version
-        self._prompts = None if tokenizer is None else PromptTokenizer(_load(tokenizer))
+        self._prompts = None if tokenizer is None else PromptTokenizer(_loaded(tokenizer))
         self._lock = threading.Lock()
         self._is_closed = False
         self._open: dict[str, tuple[GenerationRequest, OnDone, asyncio.Task[None]]] = {}
@@ -284,13 +284,7 @@ def _said(response: Any) -> str:
     return f"status {response.status_code}: {' '.join(response.text.split())[:_MAX_SAID]}"
 
 
-def _load(tokenizer: Any) -> Any:
+def _loaded(tokenizer: Any) -> Any:
     if not isinstance(tokenizer, (str, Path)):
         return tokenizer
-    transformers = require("transformers", extra="trainers", needed_by='engine "openai"')
-    try:
-        return transformers.AutoTokenizer.from_pretrained(tokenizer)
-    except Exception as error:  # whatever a broken folder makes transformers raise
-        raise ConfigError(
-            f"expected a tokenizer at `{tokenizer}`, but loading it failed with {type(error).__name__}: {error}"
-        ) from error
+    return load_tokenizer(tokenizer, extra="trainers", needed_by='engine "openai"')

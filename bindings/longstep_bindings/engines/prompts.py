@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError
+from longstep.errors import ConfigError, require
 from longstep.types import Message, Prompt
 
-__all__ = ["PromptTokenizer"]
+__all__ = ["PromptTokenizer", "load_tokenizer"]
+
+
+def load_tokenizer(path: str | Path, *, extra: str, needed_by: str) -> Any:
+    """The Hugging Face tokenizer at `path`, a folder or a name on the Hub.
+
+    Args:
+        path: Where it is.
+        extra: Of longstep's, which brings transformers.
+        needed_by: What is told to need it when it is not installed.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+        MissingExtraError: transformers is not installed.
+    """
+    transformers = require("transformers", extra=extra, needed_by=needed_by)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # whatever a broken folder makes transformers raise
+        raise ConfigError(
+            f"expected a tokenizer at `{path}`, but loading it failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 class PromptTokenizer:

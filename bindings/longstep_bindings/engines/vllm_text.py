@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longstep.errors import ConfigError, require
 from longstep.types import Prompt
 from longstep_bindings.engines.constraint import Constraints
-from longstep_bindings.engines.prompts import PromptTokenizer
+from longstep_bindings.engines.prompts import PromptTokenizer, load_tokenizer
 from longstep_bindings.engines.vllm_images import PlacedImages, sees
 
 __all__ = ["ModelText"]
@@ -32,7 +31,7 @@ class ModelText:
         Raises:
             ConfigError: Its tokenizer cannot be loaded, or has no chat template.
         """
-        self._tokenizer = _load_tokenizer(model_path)
+        self._tokenizer = load_tokenizer(model_path, extra="vllm", needed_by='engine "vllm"')
         self._prompts = PromptTokenizer(self._tokenizer)
         self._images = PlacedImages(self._tokenizer) if sees(model_path) else None
         eos_id = self._tokenizer.eos_token_id
@@ -59,16 +58,6 @@ class ModelText:
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-
-
-def _load_tokenizer(model_path: str | Path) -> Any:
-    transformers = require("transformers", extra="vllm", needed_by='engine "vllm"')
-    try:
-        return transformers.AutoTokenizer.from_pretrained(model_path)
-    except Exception as error:  # whatever a broken folder makes transformers raise
-        raise ConfigError(
-            f"expected a tokenizer at `{model_path}`, but loading it failed with {type(error).__name__}: {error}"
-        ) from error
 
 
 def _end_of_turn_ids(model_path: str | Path, tokenizer: Any) -> list[int]:
