@@ -12,6 +12,7 @@ the client and open another.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import queue
 import secrets
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from longstep.errors import ConfigError, DeadlineError, SessionLostError
+from longstep_bindings.calls import Encoded
 from longstep_bindings.client_loop import Attendance, ClientLoop, Welcome
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
@@ -69,6 +71,8 @@ class Client:
         self.name = name or f"pid-{os.getpid()}-{secrets.token_hex(6)}"
         hello = {"name": self.name, "service": service, "service_version": version}
         self._loop = ClientLoop(address, hello, keys, limits)
+        self.has_answers, self.take_answers = self._loop.has_answers, self._loop.take_answers
+        """For who attends, see `be_attended`."""
         try:
             self.server: Welcome = self._loop.connect(connect_timeout_s)
             """What the server said of itself and its terms."""
@@ -78,10 +82,8 @@ class Client:
         atexit.register(self.close)
         self._credits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.server.num_credits):
-            self._release()
-
-    def _release(self) -> None:
-        self._credits.put(None)
+            self._credits.put(None)
+        self._release = functools.partial(self._credits.put, None)
 
     @property
     def num_credits(self) -> int:
@@ -105,7 +107,7 @@ class Client:
 
         Args:
             method: One of the service's methods.
-            value: What the method gets; see `wire` for what can travel.
+            value: What the method gets; see `wire` for what can travel. Or an `Encoded` of it, within the server's limits.
             timeout_s: Seconds for everything, waiting for a credit included. The server keeps the same deadline.
             on_done: Called once the answer is there, in the client's own thread or one that attends: put it in a queue, do
                 no work. An interrupted attendant calls it again.
@@ -118,7 +120,7 @@ class Client:
         deadline = time.monotonic() + timeout_s
         if timeout_s <= 0:
             raise ConfigError(f"expected `timeout_s` above 0, got {timeout_s}")
-        frames = encode(value, self.server.limits)
+        frames = value.frames if type(value) is Encoded else encode(value, self.server.limits)
         try:
             self._credits.get(timeout=timeout_s)
         except queue.Empty:
@@ -138,17 +140,13 @@ class Client:
         return self.submit(method, value, timeout_s=timeout_s).result()
 
     def be_attended(self, attendance: Attendance) -> int:
-        """Let a thread that waits for answers take them itself, while it says that it does.
+        """Let a thread that waits for answers take them itself, by `has_answers` and `take_answers`, while it says that it does.
 
         Returns:
             A descriptor that becomes readable when answers may be there.
         """
         self._loop.attendance = attendance
         return self._loop.descriptor
-
-    def take_answers(self) -> None:
-        """Take the answers that are there, in this thread; to be called once the descriptor is readable."""
-        self._loop.take_answers()
 
     def close(self) -> None:
         """Say goodbye and free the socket; what is in flight ends with `SessionLostError`. Safe to call again."""

@@ -90,11 +90,16 @@ class Welcome:
 class Attendance:
     """Whether a thread waits for the answers of some clients, and will take them."""
 
-    __slots__ = ("is_on",)
+    __slots__ = ("is_on", "looks_first")
 
-    def __init__(self) -> None:
-        """Off."""
+    def __init__(self, *, looks_first: bool) -> None:
+        """Off.
+
+        Args:
+            looks_first: Whoever attends asks `has_answers`, once this is on and before it waits.
+        """
         self.is_on = False
+        self.looks_first = looks_first
 
 
 class ClientLoop:
@@ -119,7 +124,7 @@ class ClientLoop:
         self._refusal: LongstepError | None = None
         self._ready = threading.Event()
         self._closing = threading.Event()
-        self.attendance = Attendance()
+        self.attendance = Attendance(looks_first=False)
         """Says when somebody waits on `descriptor`."""
         self._lock = threading.RLock()
         self._open: dict[int, Pending] = {}
@@ -129,6 +134,8 @@ class ClientLoop:
         self._telling = threading.Lock()
         self._seq = self._ping_number = 0
         self._heard_at = self._hello_at = self._ping_at = 0.0
+        self._is_touched = False
+        """Whether the socket was used, and may have a message of which `descriptor` does not tell."""
         self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -171,7 +178,9 @@ class ClientLoop:
         with self._lock:
             if self.lost is None:
                 self._send_request(pending)
-                self._leave_socket()
+                self._is_touched = True
+                if self.attendance.is_on or not self.attendance.looks_first:
+                    self._leave_socket()
                 return
         pending.finish(SessionLostError(self.lost))
 
@@ -192,12 +201,22 @@ class ClientLoop:
         ):
             self._waker.wake()
 
+    def has_answers(self) -> bool:
+        """Whether there is something that the descriptor does not tell of; for who attends, before it waits."""
+        if not self._is_touched:
+            return False
+        with self._lock:
+            self._is_touched = False
+            return not self._socket.closed and has_message(self._socket)
+
     def take_answers(self) -> None:
-        """Take what has arrived; for who attends, once the descriptor was readable. Callers are told before this returns."""
+        """Take a message; for who attends, once there should be one. Who waits for it is told before this returns."""
         with self._lock:
             if not self._socket.closed:
-                self._flush()
-                self._take_messages()
+                if self._outbox:
+                    self._flush()
+                self._is_touched = True
+                self._take_message()
         self._tell()
 
     def close(self) -> None:
@@ -288,8 +307,15 @@ class ClientLoop:
         self._post([pack_head(Kind.REQUEST, self._token, *fields), *pending.frames])
 
     def _post(self, frames: list[bytes]) -> None:
+        if self._outbox:
+            self._flush()
+        if not self._outbox:
+            try:
+                send(self._socket, frames)
+                return
+            except zmq.Again:
+                pass
         self._outbox.append(frames)
-        self._flush()
 
     def _flush(self) -> None:
         while self._outbox:
@@ -305,18 +331,24 @@ class ClientLoop:
         for _ in range(100):  # then look at the time again
             if not has_message(self._socket):
                 return
-            try:
-                _, frames = receive(self._socket, self.limits, routed=False)
-                head = unpack_head(bytes(frames[0]))
-            except ProtocolError as error:
-                self._refuse(error)
-            else:
-                if head.token == self._token:
-                    self._heard_at = time.monotonic()
-                    self._take_message(head, frames[1:])
+            self._take_message()
         self._waker.wake()  # there may be more
 
-    def _take_message(self, head: Head, frames: list[bytes | memoryview]) -> None:
+    def _take_message(self) -> None:
+        """Take one message, if there is one."""
+        try:
+            _, frames = receive(self._socket, self.limits, routed=False)
+            head = unpack_head(bytes(frames[0]))
+        except zmq.Again:
+            return
+        except ProtocolError as error:
+            self._refuse(error)
+            return
+        if head.token == self._token:
+            self._heard_at = time.monotonic()
+            self._read_message(head, frames[1:])
+
+    def _read_message(self, head: Head, frames: list[bytes | memoryview]) -> None:
         if head.kind is Kind.REPLY or head.kind is Kind.ERROR:
             pending = self._open.get(head.fields[0])
             if pending is not None and head.kind is Kind.REPLY:

@@ -101,7 +101,25 @@ _FIELDS: Mapping[Kind, tuple[Callable[[Any], bool], ...]] = {
 
 def pack_head(kind: Kind, token: bytes, *fields: Any) -> bytes:
     """The first frame of a message."""
-    return pack([PROTOCOL_VERSION, int(kind), token, *fields])
+    return pack([PROTOCOL_VERSION, kind, token, *fields])
+
+
+def _are_request_fields(fields: list[Any]) -> bool:
+    """The same verdict as the checks of `_FIELDS[Kind.REQUEST]`, in one piece: requests are most of what is read."""
+    if len(fields) != 5:
+        return False
+    seq, upto, open_seqs, remaining_ms, method = fields
+    return (
+        type(seq) is type(upto) is type(remaining_ms) is int
+        and 0 <= seq <= MAX_SEQ
+        and 0 <= upto <= MAX_SEQ
+        and 0 <= remaining_ms <= _MAX_REMAINING_MS
+        and type(open_seqs) is list
+        and len(open_seqs) <= MAX_OPEN
+        and all(map(_seq, open_seqs))
+        and type(method) is str
+        and len(method) <= _MAX_TEXT
+    )
 
 
 def unpack_head(frame: bytes) -> Head:
@@ -123,6 +141,10 @@ def unpack_head(frame: bytes) -> Head:
         raise WrongVersionError(version, token)
     if type(kind) is not int or kind not in _KINDS:
         raise ProtocolError(f"expected a kind from 1 to {max(Kind)}, got {kind!r:.80}")
+    if kind == _REQUEST and _are_request_fields(fields):
+        return Head(Kind.REQUEST, token, tuple(fields))
+    if kind == _REPLY and len(fields) == 1 and _seq(fields[0]):
+        return Head(Kind.REPLY, token, tuple(fields))
     checks = _FIELDS[_KINDS[kind]]
     if len(fields) != len(checks):
         raise ProtocolError(f"expected {len(checks)} fields after the token, got {len(fields)}")
@@ -133,6 +155,7 @@ def unpack_head(frame: bytes) -> Head:
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_REQUEST, _REPLY = int(Kind.REQUEST), int(Kind.REPLY)
 
 
 class WrongVersionError(ProtocolError):

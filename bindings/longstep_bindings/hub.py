@@ -17,7 +17,6 @@ import os
 import queue
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -49,6 +48,7 @@ Job = tuple[Literal["call"], Call] | tuple[Literal["close"], Session] | None
 SIGNAL_LOOK_S = 0.5
 """How long the main thread waits at most: a signal that comes just before a wait has its handler run after it."""
 _TICK_S = 0.1
+_FEW_DEADLINES = 256
 _FAREWELL_S = 0.15
 _NEVER_LOST = "the server does not know this session: it restarted, or gave the client up"
 
@@ -70,6 +70,9 @@ class Hub:
         self.jobs_waker = Waker()
         """Woken when there is a job for a worker that attends."""
         self._attended = self._is_waiting = self._is_over = False
+        self._attendant: Poller | None = None
+        """What the attending worker waits with, if there is one."""
+        self._attendant_ident = 0
         self._lock = threading.RLock()
         self.num_refused_messages = 0
         self._socket = socket
@@ -82,11 +85,22 @@ class Hub:
         """Every session whose `close_session` has not been asked for, by number."""
         self._numbers = itertools.count(1)
         self._deadlines: list[tuple[float, int, Call]] = []
+        """A heap; of calls that were answered too, until there are many."""
+        self._many_deadlines = _FEW_DEADLINES
 
     # ---- called by workers and by whoever answers a deferred call ----
 
-    def answer(self, call: Call, value: Any, failure: Failure | None) -> None:
-        """Take the outcome of `call`; the first one counts."""
+    def answer(
+        self, call: Call, value: Any, failure: Failure | None, *, has_returned: bool = False
+    ) -> None:
+        """Take the outcome of `call`; the first one counts.
+
+        Args:
+            call: The request.
+            value: What its method gave.
+            failure: Why there is no value.
+            has_returned: The method has returned too, see `returned`.
+        """
         outcome: list[bytes] | Failure
         try:
             frames = value.frames if type(value) is Encoded else None
@@ -95,37 +109,53 @@ class Hub:
             outcome = Failure.of(error)
         with self._lock:
             book = self._owners.get(call.session.number)
-            if not self._is_over and book is not None and book.is_open(call):
+            if book is None:
+                return
+            if not self._is_over and book.is_open(call):
                 self._keep_answer(book, call, outcome)
-                self._leave_socket()
+                if threading.get_ident() != self._attendant_ident:  # which looks before it waits
+                    self._leave_socket()
+            if has_returned:
+                self._has_returned(book)
 
     def returned(self, call: Call) -> None:
         """Take note that the method of `call` has returned: the session's next call may start."""
         with self._lock:
             book = self._owners.get(call.session.number)
-            if book is None:
-                return
-            book.running = None
-            if book.dropped:
-                self._ask_to_close(book)
-            else:
-                self._advance(book)
+            if book is not None:
+                self._has_returned(book)
+
+    def _has_returned(self, book: Book) -> None:
+        book.running = None
+        if book.dropped:
+            self._ask_to_close(book)
+        else:
+            self._advance(book)
 
     def next_job(self) -> Job:
         """The next job, for a worker that waits for nothing else and has no colleagues: it reads the messages itself."""
-        with self._lock:  # once serving is over, the socket may be closed
-            poller = None if self._is_over else Poller(self.jobs_waker, descriptor(self._socket))
-        while poller is not None:
-            if not self.jobs.empty():
-                return self.jobs.get()
+        poller = self._attendant or self._new_attendant()
+        while poller is not None and self.jobs.empty():
             self._attended = self._is_waiting = True
-            ready = poller.wait(SIGNAL_LOOK_S) if self.jobs.empty() else []
+            ready = self.jobs.empty() and (self._has_message() or poller.wait(SIGNAL_LOOK_S))
             self._is_waiting = False
             with self._lock:
                 if ready and not self._is_over:
-                    self._take_messages()
+                    self._take_message()
             self._attended = False
-        return self.jobs.get()  # the end, which is being announced
+        return self.jobs.get()  # without a poller: the end, which is being announced
+
+    def _has_message(self) -> bool:
+        with self._lock:
+            return not self._is_over and has_message(self._socket)
+
+    def _new_attendant(self) -> Poller | None:
+        """What to wait with for messages and jobs; None once serving is over, for then the socket may be closed."""
+        with self._lock:
+            if not self._is_over:
+                self._attendant_ident = threading.get_ident()
+                self._attendant = Poller(self.jobs_waker, descriptor(self._socket))
+            return self._attendant
 
     def wake(self) -> None:
         """Wake whoever waits for messages or jobs; may run in a signal handler."""
@@ -169,23 +199,29 @@ class Hub:
         for _ in range(100):  # then look at deadlines again
             if not has_message(self._socket):
                 return
-            route = b""
-            try:
-                route, frames = receive(self._socket, self._limits, routed=True)
-                self._take_message(route, unpack_head(bytes(frames[0])), frames[1:])
-            except WrongVersionError as error:
-                self.num_refused_messages += 1
-                self._refuse(route, error.token, error)
-            except ProtocolError:
-                self.num_refused_messages += 1
+            self._take_message()
         self.waker.wake()  # there may be more
+
+    def _take_message(self) -> None:
+        """Take one message, if there is one."""
+        route = b""
+        try:
+            route, frames = receive(self._socket, self._limits, routed=True)
+            self._read_message(route, unpack_head(bytes(frames[0])), frames[1:])
+        except zmq.Again:
+            return
+        except WrongVersionError as error:
+            self.num_refused_messages += 1
+            self._refuse(route, error.token, error)
+        except ProtocolError:
+            self.num_refused_messages += 1
 
     def _leave_socket(self) -> None:
         """Have the thread look for what this use of the socket may have kept from whoever waits for messages."""
         if has_message(self._socket):
             self.waker.wake()
 
-    def _take_message(self, route: bytes, head: Head, frames: list[bytes | memoryview]) -> None:
+    def _read_message(self, route: bytes, head: Head, frames: list[bytes | memoryview]) -> None:
         if head.kind is Kind.HELLO:
             self._hello(route, head)
             return
@@ -292,8 +328,22 @@ class Hub:
             elif book.lost:
                 self._keep_answer(book, call, Failure.of(SessionLostError(book.lost)))
             else:
-                heapq.heappush(self._deadlines, (deadline, id(call), call))
+                self._keep_deadline(deadline, call)
         self._advance(book)
+
+    def _keep_deadline(self, deadline: float, call: Call) -> None:
+        if (
+            len(self._deadlines) > self._many_deadlines
+        ):  # most of them met: whoever keeps a call keeps its arguments
+            books = self._owners
+            self._deadlines = [
+                kept
+                for kept in self._deadlines
+                if (book := books.get(kept[2].session.number)) is not None and book.is_open(kept[2])
+            ]
+            heapq.heapify(self._deadlines)
+            self._many_deadlines = _FEW_DEADLINES + 2 * len(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, id(call), call))
 
     def _ping(self, book: Book, head: Head) -> None:
         number, upto, open_seqs = head.fields
@@ -362,5 +412,7 @@ class Hub:
         self._send_to(route, [pack_head(Kind.REFUSED, token, failure.kind, failure.message)])
 
     def _send_to(self, route: bytes, frames: list[bytes]) -> None:
-        with suppress(zmq.ZMQError):  # full or gone: see the module's last paragraph
+        try:
             send(self._socket, [route, *frames])
+        except zmq.ZMQError:
+            return  # full or gone: see the module's last paragraph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 
@@ -13,7 +13,8 @@ __all__ = ["pack", "unpack"]
 
 def pack(value: Any) -> bytes:
     """The msgpack bytes of a plain value."""
-    return cast(bytes, msgpack.packb(value))
+    data: bytes = msgpack.Packer().pack(value)
+    return data
 
 
 def unpack(data: bytes, **limits: int) -> Any:

@@ -181,17 +181,21 @@ class Server:
                 self._close_session(job[1])
 
     def _execute(self, call: Call) -> None:
+        hub, value = self._hub, LATER
         try:
             if not call.cancelled:
                 call.value = decode(call.frames, self._limits)
                 call.frames = None
                 value = self.service.methods[call.method](call)
-                if value is not LATER:
-                    call.reply(value)
+            if value is LATER:
+                hub.returned(call)
+            else:
+                hub.answer(call, value, None, has_returned=True)
         except Exception as error:  # whatever a service raises is its client's to know
-            self._hub.answer(call, None, Failure.of(error))
-        finally:
-            self._hub.returned(call)
+            hub.answer(call, None, Failure.of(error), has_returned=True)
+        except BaseException:
+            hub.returned(call)
+            raise
 
     def _close_session(self, session: Session) -> None:
         try:

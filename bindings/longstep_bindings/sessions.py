@@ -19,6 +19,9 @@ from longstep_bindings.calls import Call, Session
 
 __all__ = ["Book"]
 
+_FEW = 4
+"""Numbers up to which a list is searched sooner than a set is made."""
+
 
 class Book:
     """Requests of one session, from arrival to acknowledgement.
@@ -76,14 +79,15 @@ class Book:
     def add(self, call: Call, open_seqs: Sequence[int]) -> None:
         """Take in a new request; numbers skipped before it are missing if the client still waits for them."""
         if call.seq > self._highest:
-            self._missing.update(seq for seq in open_seqs if self._highest < seq < call.seq)
+            if call.seq > self._highest + 1:
+                self._missing.update(seq for seq in open_seqs if self._highest < seq < call.seq)
             self._highest = call.seq
         self._missing.discard(call.seq)
         self._calls[call.seq] = self._waiting[call.seq] = call
 
     def settle(self, upto: int, open_seqs: Sequence[int]) -> None:
         """Forget every request up to `upto` that the client no longer waits for."""
-        still = set(open_seqs)
+        still = open_seqs if len(open_seqs) <= _FEW else set(open_seqs)
         for seq in [seq for seq in self._calls if seq <= upto and seq not in still]:
             self.forget(seq)
         if self._missing:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import zmq
+from zmq.backend import Socket as _BackendSocket
 
 from longstep.errors import ConfigError, ProtocolError
 from longstep_bindings.limits import Limits
@@ -33,6 +34,8 @@ _NOW = int(
 )  # plain integers: an operation on zmq's enums costs as much as receiving a frame
 _NOW_AND_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 _IN = int(zmq.POLLIN)
+_send_frame = _BackendSocket.send
+"""What `zmq.Socket.send` ends in, once it has looked at options that are not used here."""
 _FOLDER_PREFIX = "longstep-ipc-"
 _MAX_IPC_PATH = 100
 
@@ -155,10 +158,10 @@ class OversizeError(ProtocolError):
 
 def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
     """Queue one message; raises `zmq.Again` or `zmq.ZMQError(EHOSTUNREACH)` and then has queued none of it."""
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        flags = _NOW if index == last else _NOW_AND_MORE
-        socket.send(frame, flags, len(frame) < ZERO_COPY_BYTES)
+    last = frames[-1]
+    for frame in frames[:-1]:
+        _send_frame(socket, frame, _NOW_AND_MORE, len(frame) < ZERO_COPY_BYTES)
+    _send_frame(socket, last, _NOW, len(last) < ZERO_COPY_BYTES)
 
 
 class Poller:

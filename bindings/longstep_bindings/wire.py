@@ -27,7 +27,7 @@ from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.scan import check_body
 from longstep_bindings.structure import as_plain, complaint, is_scalar
 
-__all__ = ["check_frame_sizes", "decode", "encode"]
+__all__ = ["check_frame_sizes", "decode", "encode", "encode_flat"]
 
 _MARK = 3
 """Ext code of the first element of an array that is not a list; its payload says what it is."""
@@ -36,6 +36,9 @@ _MARKS: dict[type, Any] = {
     set: msgpack.ExtType(_MARK, b"s"),
     frozenset: msgpack.ExtType(_MARK, b"f"),
 }
+
+
+_NO_ARRAYS = ArrayReader(())
 
 
 def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
@@ -65,6 +68,18 @@ def encode(value: Any, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     return encoded
 
 
+def encode_flat(value: list[Any], limits: Limits) -> list[bytes]:
+    """The same as `encode` for a list whose members the caller has looked at: leaves and lists of leaves, none of them NaN."""
+    special = _Special()
+    try:
+        body: bytes = msgpack.Packer(strict_types=True, default=special).pack(value)
+    except Exception:
+        return encode(value, limits)  # which says what it is and where
+    if special.frames or len(body) > min(limits.max_body_bytes, limits.max_message_bytes):
+        return encode(value, limits)
+    return [body]
+
+
 def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS) -> Any:
     """The value of a message's body and raw frames.
 
@@ -73,10 +88,11 @@ def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS
     """
     if not frames:
         raise ProtocolError("expected a body frame, got none")
-    check_frame_sizes(frames, limits)
-    body = frames[0]
+    body, has_arrays = frames[0], len(frames) > 1
+    if has_arrays or len(body) > min(limits.max_body_bytes, limits.max_message_bytes):
+        check_frame_sizes(frames, limits)
     check_body(body, max_depth=limits.max_depth, max_items=limits.max_items)
-    reader = ArrayReader(frames[1:])
+    reader = ArrayReader(frames[1:]) if has_arrays else _NO_ARRAYS
     try:
         value = _unpack(body, reader, marked=False)
     except _MarkedError:
@@ -84,7 +100,8 @@ def decode(frames: Sequence[bytes | memoryview], limits: Limits = DEFAULT_LIMITS
         value = _unpack(body, reader, marked=True)
         if type(value) is _Mark:
             raise ProtocolError("expected a value, got a bare mark") from None
-    reader.finish()
+    if has_arrays:
+        reader.finish()
     return value
 
 

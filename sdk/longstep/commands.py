@@ -11,6 +11,7 @@ Whoever steps thousands of environments reads and writes the columns. The names 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -88,13 +89,16 @@ class CommandBatch(Sequence[EnvCommand]):
             actions: A completion for each.
 
         Raises:
-            ConfigError: The columns differ in length.
+            ConfigError: The columns differ in length, or a slot is no integer.
         """
         if len(slots) != len(actions):
             raise ConfigError(
                 f"expected an action for each of {len(slots)} slots, got {len(actions)}"
             )
-        self.slots = list(slots)
+        try:
+            self.slots = list(map(operator.index, slots))
+        except TypeError as error:
+            raise ConfigError(f"expected integers as slots: {error}") from None
         self.actions = list(actions)
         self.command_ids = list(itertools.islice(_command_ids, len(self.slots)))
 

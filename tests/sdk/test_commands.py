@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from longstep.commands import (
@@ -49,6 +50,14 @@ def test_a_command_batch_is_the_sequence_of_its_commands() -> None:
 def test_a_command_batch_wants_an_action_for_each_slot() -> None:
     with pytest.raises(ConfigError, match="an action for each of 2 slots, got 1"):
         CommandBatch([0, 1], ["north"])
+
+
+def test_a_command_batch_takes_the_slots_that_numpy_counts() -> None:
+    batch = CommandBatch(np.flatnonzero([True, False, True]), ["north", "south"])
+    assert batch.slots == [0, 2]
+    assert [type(slot) for slot in batch.slots] == [int, int]
+    with pytest.raises(ConfigError, match="integers as slots"):
+        CommandBatch([0.5], ["north"])  # type: ignore[list-item]
 
 
 def test_a_result_batch_gives_back_the_results_it_was_made_of() -> None:

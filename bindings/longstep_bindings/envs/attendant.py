@@ -21,7 +21,7 @@ class Attendant:
         """Attend to nobody yet."""
         self._waker = Waker()
         self._poller = Poller(self._waker)
-        self._attendance, self._is_taking = Attendance(), False
+        self._attendance, self._is_taking = Attendance(looks_first=True), False
         self._descriptors: list[int] = []
         self._attended: list[Client | None] = []
         """Whose answers the poller waits for."""
@@ -46,13 +46,16 @@ class Attendant:
             self._attended = clients
         self._attendance.is_on = True
         try:
-            ready = self._poller.wait(timeout_s)
+            ready = [client for client in clients if client is not None and client.has_answers()]
+            if not ready:
+                ready = [
+                    clients[self._descriptors.index(fd)] for fd in self._poller.wait(timeout_s)
+                ]
         finally:
             self._attendance.is_on = False
         self._is_taking = True
         try:
-            for fd in ready:
-                client = clients[self._descriptors.index(fd)]
+            for client in ready:
                 if client is not None:
                     client.take_answers()
         finally:

@@ -244,7 +244,7 @@ class RemoteVectorEnv(LockstepEnv):
         if self._agents:
             commands = list(self._to_send(commands))
         try:
-            for link, share in list(self._shares(commands)):
+            for link, share in self._shares(commands):
                 link.send(share)
         except BaseException:  # interrupted: what was taken is answered, the rest was not taken
             self._busy = self._slots_to_answer()
@@ -264,16 +264,20 @@ class RemoteVectorEnv(LockstepEnv):
             else:
                 self._answer(next_share_number(), [outgoing])
 
-    def _shares(self, commands: Sequence[EnvCommand]) -> Iterator[tuple[Link, Share]]:
+    def _shares(self, commands: Sequence[EnvCommand]) -> list[tuple[Link, Share]]:
         """Each worker's share of the commands."""
         share = Share.of(commands)
-        for link in self._links if share.slots else ():
+        if not share.slots:
+            return []
+        link = self._link_of[share.slots[0]]
+        if link.slots.start <= min(share.slots) and max(share.slots) < link.slots.stop:
+            return [(link, share)]
+        parts: list[tuple[Link, Share]] = []
+        for link in self._links:
             first, end = link.slots.start, link.slots.stop
-            if first <= min(share.slots) and max(share.slots) < end:
-                yield link, share
-                return
             if part := share.pick([first <= slot < end for slot in share.slots]):
-                yield link, part
+                parts.append((link, part))
+        return parts
 
     def recv(self, min_ready: int = 1, timeout_s: float | None = None) -> ResultBatch:
         """Results that are ready, in any order.
@@ -287,7 +291,7 @@ class RemoteVectorEnv(LockstepEnv):
         """
         end_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._take()
-        while self._num_ready() < min(min_ready, len(self._busy)):
+        while not self._are_ready(min_ready):
             self._check_links()
             left_s = None if end_at is None else max(0.0, end_at - time.monotonic())
             self._wait(left_s)
@@ -301,8 +305,12 @@ class RemoteVectorEnv(LockstepEnv):
             del self._ready[number]
         return results
 
-    def _num_ready(self) -> int:
-        return sum(map(len, list(self._ready.values())))
+    def _are_ready(self, num_results: int) -> bool:
+        """Whether so many results are ready, or all that are under way."""
+        wanted = min(num_results, len(self._busy))
+        if wanted <= 1:
+            return wanted < 1 or bool(self._ready)
+        return sum(map(len, list(self._ready.values()))) >= wanted
 
     def close(self) -> None:
         """End the workers and everything they started, or say goodbye to the servers. Idempotent."""
@@ -416,7 +424,7 @@ class RemoteVectorEnv(LockstepEnv):
         for link in self._links:
             if link.inbox:
                 link.take()
-        for number, results in list(self._arrived.items()):
+        for number, results in list(self._arrived.items()) if self._arrived else ():
             self._answer(number, [self._agents[told.slot].incoming(told) for told in results])
             del self._arrived[number]
 

@@ -25,6 +25,7 @@ from longstep.errors import (
     SessionLostError,
     UnsupportedTypeError,
 )
+from longstep_bindings.calls import Encoded
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.messages import Columns, failed_columns, read_reply
 from longstep_bindings.envs.places import Place
@@ -33,6 +34,7 @@ from longstep_bindings.envs.session import open_session
 from longstep_bindings.envs.shares import Share
 from longstep_bindings.pending import Pending
 from longstep_bindings.rpc import Client
+from longstep_bindings.wire import encode_flat
 
 __all__ = ["Link", "LinkSettings"]
 
@@ -209,8 +211,11 @@ class Link:
         slots = [slot - first for slot in share.slots] if first else share.slots
         limit_s = self._limit_s(num_resets, num_commands - num_resets)
         read = functools.partial(self._results, share)
+        body: Any = [slots, operations, arguments]
         try:
-            self._request(client, [slots, operations, arguments], limit_s, read, share)
+            if operations == "step" and set(map(type, arguments)) == {str}:
+                body = Encoded(encode_flat(body, client.server.limits))
+            self._request(client, body, limit_s, read, share)
         except UnsupportedTypeError as error:
             if num_commands == 1:
                 self._finish(share, failed_columns(f"UnsupportedTypeError: {error}", 1))
@@ -233,7 +238,7 @@ class Link:
     def _request(
         self,
         client: Client,
-        body: list[Any],
+        body: Any,
         limit_s: float,
         read: Reader,
         share: Share | None = None,
@@ -285,7 +290,9 @@ class Link:
             return
         results, keys = share.results(columns, is_agent=self._is_agent, lost=self._lost)
         failed = [error is not None for error in results.errors] if any(results.errors) else []
-        over = list(map(operator.or_, results.terminated, results.truncated))
+        over: list[bool] = []
+        if True in results.terminated or True in results.truncated:
+            over = list(map(operator.or_, results.terminated, results.truncated))
         told = share.slots, share.tasks, share.actions
         self.journal.add(share.number, *told, keys, failed=failed, over=over)
         for slot in share.slots if self._attempts or self._lost else ():

@@ -9,9 +9,9 @@
              one entry for each reset and step: the state key of an agent environment, else the observation
     copy     a slot of the same session: stand where it stands, by its snapshot
 
-Where both ends say at `open` that they can (`compact_columns`, `one_operation`), columns of numbers travel as arrays, columns
-of empty infos and of no errors as nil, and operations that are all the same as one text: what a message of a thousand steps
-holds is then little but texts.
+Where both ends say at `open` that they can (`compact_columns`, `one_operation`), columns of numbers travel as arrays, or as
+one number when all are the same, columns of empty infos and of no errors as nil, and operations that are all the same as one
+text: what a message of a thousand steps holds is then little but texts.
 
 An *agent* environment gives prompts (it is an LLMAgentEnv), a *raw* one does not. Of an agent's `info` everything
 crosses that the wire can carry. Two values of it have a form of their own: `prompt` is a Prompt, `[role, content, role,
@@ -22,7 +22,7 @@ prompt alone. A value that cannot cross is its slot's error, with its path.
 
 from __future__ import annotations
 
-import itertools
+import array
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -32,7 +32,7 @@ import numpy as np
 from longstep.errors import ProtocolError, UnsupportedTypeError
 from longstep.types import Dropped, Message, Prompt
 from longstep_bindings.limits import MIB, Limits
-from longstep_bindings.wire import encode
+from longstep_bindings.wire import encode, encode_flat
 
 __all__ = [
     "REPLY_LIMITS",
@@ -102,29 +102,45 @@ def encode_rows(rows: Sequence[Row], *, compact: bool) -> list[bytes]:
         compact: Send the columns in their short forms.
     """
     try:
-        return encode(_columns(rows, compact=compact), REPLY_LIMITS)
+        return _encode_rows(rows, compact=compact)
     except UnsupportedTypeError:
-        rows = list(map(_sendable, rows))
-        return encode(_columns(rows, compact=compact), REPLY_LIMITS)
+        return _encode_rows(list(map(_sendable, rows)), compact=compact)
 
 
-def _columns(rows: Sequence[Row], *, compact: bool) -> list[Any]:
+def _encode_rows(rows: Sequence[Row], *, compact: bool) -> list[bytes]:
     columns = list(zip(*rows, strict=True))
-    _, rewards, terminated, truncated, infos, errors, seconds = columns
+    observations, rewards, terminated, truncated, infos, errors, seconds = columns
     if math.isnan(sum(rewards)) and any(map(math.isnan, rewards)):
         raise UnsupportedTypeError("expected a number, got NaN")
-    sent: list[Any] = list(map(list, columns))
-    if compact:
-        if not any(infos):
-            sent[4] = None
-        if errors.count(None) == len(errors):
-            sent[5] = None
-    if compact and len(rows) >= _MANY_ROWS:
-        sent[1] = np.fromiter(rewards, np.float64, len(rewards))
-        sent[2] = np.frombuffer(bytes(terminated), np.bool_)
-        sent[3] = np.frombuffer(bytes(truncated), np.bool_)
-        sent[6] = np.fromiter(seconds, np.float64, len(seconds))
-    return sent
+    if not compact:
+        return encode(list(map(list, columns)), REPLY_LIMITS)
+    sent = [
+        list(observations),
+        _compact_floats(rewards),
+        _compact_flags(terminated),
+        _compact_flags(truncated),
+        list(infos) if any(infos) else None,
+        None if errors.count(None) == len(errors) else list(errors),
+        _compact_floats(seconds),
+    ]
+    if sent[4] is None and set(map(type, observations)) == {str}:
+        return encode_flat(sent, REPLY_LIMITS)
+    return encode(sent, REPLY_LIMITS)
+
+
+def _compact_floats(column: Sequence[float]) -> Any:
+    """One float when all are the same, bit by bit; an array when there are many."""
+    data = array.array("d", column).tobytes()
+    if data == data[:8] * len(column):
+        return column[0]
+    return list(column) if len(column) < _MANY_ROWS else np.frombuffer(data, np.float64)
+
+
+def _compact_flags(column: Sequence[bool]) -> Any:
+    """One flag when all are the same; an array when there are many."""
+    if True not in column or False not in column:
+        return column[0]
+    return list(column) if len(column) < _MANY_ROWS else np.frombuffer(bytes(column), np.bool_)
 
 
 def _sendable(row: Row) -> Row:
@@ -165,38 +181,45 @@ def read_reply(reply: Any, num_rows: int) -> Columns:
     """
     if type(reply) is not list or len(reply) != len(_KINDS):
         raise ProtocolError(f"expected {len(_KINDS)} columns as a reply")
-    return Columns(*map(_read_column, reply, Columns._fields, itertools.repeat(num_rows)))
+    columns: list[Any] = []
+    for (name, kinds, singles), column in zip(_KINDS, reply, strict=True):
+        if type(column) is not list:
+            if type(column) in singles:  # one for all rows
+                column = [column] * num_rows if column is not None or name == "errors" else None
+            else:
+                column = _read_array(column, name, num_rows)
+        elif len(column) != num_rows:
+            raise ProtocolError(f"expected {num_rows} rows in the column `{name}` of a reply")
+        elif kinds and not kinds.issuperset(map(type, column)):
+            raise ProtocolError(f"expected another type in the column `{name}` of a reply")
+        columns.append(column)
+    return Columns(*columns)
 
 
-def _read_column(column: Any, name: str, num_rows: int) -> Any:
-    kinds, dtype = _KINDS[name], _DTYPES.get(name)
-    if column is None and name == "infos":
-        return None
-    if column is None and name == "errors":
-        return [None] * num_rows
-    if dtype is not None and isinstance(column, np.ndarray):
-        if column.shape != (num_rows,) or column.dtype != dtype:
-            raise ProtocolError(
-                f"expected {num_rows} of {dtype.__name__} as the column `{name}` of a reply"
-            )
-        return column.tolist()
-    if type(column) is not list or len(column) != num_rows:
+def _read_array(column: Any, name: str, num_rows: int) -> Any:
+    """The values of a column that travels as an array."""
+    dtype = _DTYPES.get(name)
+    if dtype is None or not isinstance(column, np.ndarray):
         raise ProtocolError(f"expected {num_rows} rows in the column `{name}` of a reply")
-    if kinds and not kinds.issuperset(map(type, column)):
-        raise ProtocolError(f"expected another type in the column `{name}` of a reply")
-    return column
+    if column.shape != (num_rows,) or column.dtype != dtype:
+        raise ProtocolError(
+            f"expected {num_rows} of {dtype.__name__} as the column `{name}` of a reply"
+        )
+    return column.tolist()
 
 
-_KINDS: dict[str, frozenset[type]] = {
-    "observations": frozenset(),
-    "rewards": frozenset((float, int)),
-    "terminated": frozenset((bool,)),
-    "truncated": frozenset((bool,)),
-    "infos": frozenset((dict,)),
-    "errors": frozenset((str, type(None))),
-    "seconds": frozenset((float, int)),
-}
-"""What a column may hold; an observation may be anything."""
+_NOTHING: frozenset[type] = frozenset()
+_NUMBER, _FLAG, _NIL = frozenset((float, int)), frozenset((bool,)), frozenset((type(None),))
+_KINDS: list[tuple[str, frozenset[type], frozenset[type]]] = [
+    ("observations", _NOTHING, _NOTHING),
+    ("rewards", _NUMBER, _NUMBER),
+    ("terminated", _FLAG, _FLAG),
+    ("truncated", _FLAG, _FLAG),
+    ("infos", frozenset((dict,)), _NIL),
+    ("errors", frozenset((str, type(None))), _NIL),
+    ("seconds", _NUMBER, _NUMBER),
+]
+"""Columns, what each may hold, where an observation may be anything, and what may stand for all of its values."""
 _DTYPES: dict[str, type[np.generic]] = {
     "rewards": np.float64,
     "terminated": np.bool_,

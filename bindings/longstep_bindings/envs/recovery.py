@@ -94,10 +94,10 @@ class Journal:
             actions: What each was stepped with.
             keys: Of the state that each came to.
             failed: True where the environment is gone; empty when it is nowhere.
-            over: True where the episode has ended.
+            over: True where the episode has ended; empty when it has nowhere.
         """
         self._entries[number] = _Entry(slots, tasks, actions, keys)
-        if tasks is not None or failed or any(over):
+        if tasks is not None or failed or over:
             for index, slot in enumerate(slots):
                 if failed and failed[index]:
                     self.forget(slot)
@@ -105,7 +105,7 @@ class Journal:
                     if tasks is not None and tasks[index] is not None:
                         self._begun[slot] = number
                         self._before.pop(slot, None)
-                    self._in_episode[slot] = not over[index]
+                    self._in_episode[slot] = not (over and over[index])
         self._num_rows += len(slots)
         if self._num_rows > self._many_rows:
             self._throw_away()
@@ -191,9 +191,10 @@ def keys_of(observations: Sequence[Any], infos: Sequence[dict[str, Any]] | None)
     """
     if infos is not None:
         return [info.get("state_key") for info in infos]
-    if set(map(type, observations)) == {str}:
+    try:
         return list(map(xxh3_128_digest, map(str.encode, observations)))
-    return list(map(_key_of, observations))
+    except TypeError:  # some are no texts
+        return list(map(_key_of, observations))
 
 
 def _key_of(observation: Any) -> bytes | None:

@@ -19,7 +19,7 @@ from longstep.errors import ConfigError, DataError, LongstepError, RegistryError
 from longstep_bindings.calls import LATER, Call, Encoded, Session
 from longstep_bindings.envs.board import Board
 from longstep_bindings.envs.messages import SERVICE, VERSION, Row, encode_rows
-from longstep_bindings.envs.slots import Slot, can_copy
+from longstep_bindings.envs.slots import Slot, can_copy, steps
 from longstep_bindings.envs.spec import EnvSpec
 
 __all__ = ["EnvService", "Suspect"]
@@ -133,15 +133,16 @@ class _SlotsInTurn:
             self._line.end()
 
     def run(self, call: Call, commands: Commands) -> Any:
-        slots = self.slots
-        rows = [
-            slots[number].step(argument)
-            if operation == "step"
-            else slots[number].copy(slots[argument])
-            if operation == "copy"
-            else slots[number].execute(operation, argument)
-            for number, operation, argument in zip(*commands, strict=True)
-        ]
+        slots, (numbers, operations, arguments) = self.slots, commands
+        if operations.count("step") == len(operations):
+            rows = list(steps(zip(map(slots.__getitem__, numbers), arguments, strict=True)))
+        else:
+            rows = [
+                slots[number].copy(slots[argument])
+                if operation == "copy"
+                else slots[number].execute(operation, argument)
+                for number, operation, argument in zip(*commands, strict=True)
+            ]
         self._line.end()
         return Encoded(encode_rows(rows, compact=self._compact))
 
@@ -261,17 +262,16 @@ def _run_arguments(value: Any, num_slots: int) -> Commands:
     if type(value) is not list or len(value) != 3:
         raise DataError("expected [slots, operations, arguments] at `run`")
     slots, said, arguments = cast(list[Any], value)
-    operations: Any = said
-    if type(said) is str and type(slots) is list:
-        operations = [said] * len(cast(list[Any], slots))
-    if {type(slots), type(operations), type(arguments)} != {list}:
+    told: Any = [said] if type(said) is str else said  # the different operations at least
+    if not type(slots) is type(told) is type(arguments) is list:
         raise DataError("expected [slots, operations, arguments] at `run`")
+    if set(map(type, told)) != {str} or not _OPERATIONS.issuperset(told):
+        raise DataError(f"expected operations among {sorted(_OPERATIONS)} at `run`")
+    operations = told * len(slots) if told is not said else told
     if not len(slots) == len(operations) == len(arguments) > 0:
         raise DataError("expected three columns of one length at `run`")
     if set(map(type, slots)) != {int} or min(slots) < 0 or max(slots) >= num_slots:
         raise DataError(f"expected slots from 0 to {num_slots - 1} at `run`")
-    if set(map(type, operations)) != {str} or not _OPERATIONS.issuperset(operations):
-        raise DataError(f"expected operations among {sorted(_OPERATIONS)} at `run`")
     if "copy" in operations:
         for operation, argument in zip(operations, arguments, strict=True):
             if operation == "copy" and (type(argument) is not int or not 0 <= argument < num_slots):

@@ -6,6 +6,7 @@ All that crosses in a message is in columns, one row a command: a thousand steps
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class Share:
         tasks: What each is reset to, None where it is stepped; None alone when all are.
         actions: What each is stepped with.
         """
-        self.number = next_share_number()
+        self.number = next(_numbers)
         self.slots, self.command_ids, self.tasks, self.actions = slots, command_ids, tasks, actions
 
     @classmethod
@@ -56,7 +57,9 @@ class Share:
             )
         tasks = [command.task for command in commands]
         return cls(
-            [command.slot for command in commands],
+            [
+                operator.index(command.slot) for command in commands
+            ],  # numpy's integers are no plain ones
             [command.command_id for command in commands],
             None if tasks.count(None) == len(tasks) else tasks,
             [command.action for command in commands],

@@ -10,7 +10,7 @@ from helpers import commands, gather
 from worker_envs import counter
 
 from longstep import GroupVectorEnv
-from longstep.commands import CommandBatch
+from longstep.commands import CommandBatch, EnvCommand, next_command_id
 from longstep.errors import ConfigError
 from longstep_bindings.envs import EnvSpec, RemoteVectorEnv
 
@@ -126,3 +126,13 @@ def test_a_batch_goes_out_and_comes_back_by_columns():
             assert results.rewards == [0.0] * 300
             assert results.infos == [{}] * 300
             assert [type(second) for second in results.seconds] == [float] * 300
+
+
+def test_slots_may_be_numpys_integers():
+    with RemoteVectorEnv(counter, 2, num_workers=2) as envs:
+        envs.reset([1, 2])
+        envs.send(CommandBatch(np.arange(2), np.array(["a", "b"])))
+        assert [result.error for result in envs.recv(2)] == [None, None]
+        command = EnvCommand(slot=np.int64(1), command_id=next_command_id(), action="a")
+        envs.send([command])
+        assert [result.error for result in envs.recv(2)] == [None]

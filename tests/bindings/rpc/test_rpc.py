@@ -174,6 +174,14 @@ def test_answers_are_kept_until_acknowledged_and_no_longer():
         assert len(book.here) <= 2
 
 
+def test_answered_calls_are_not_kept_until_their_deadlines():
+    with serving() as (server, _), connect(server) as client:
+        client.submit("hold", timeout_s=600)
+        for i in range(2000):
+            client.call("echo", i, timeout_s=600)
+        assert len(server._hub._deadlines) < 600
+
+
 def test_a_withdrawn_request_is_not_executed():
     with serving() as (server, service), connect(server) as client:
         client.submit("sleep", 0.3, timeout_s=10)
