@@ -5,13 +5,15 @@
 The environment does nothing and shows 600 characters, so that what is left is transport. Ways: in process
 (`GroupVectorEnv`), workers over ipc and over tcp, Gymnasium's `AsyncVectorEnv` with pipes and with shared memory, and
 OpenEnv's websocket server and client, run by an interpreter that has `openenv` installed. All are given 64 environments,
-and the ratios are those of these lines. A further line of ours has `--num-envs` environments, for batches are what it is
+and the ratios are those of these lines. `bare_transport.py` says what ZeroMQ and msgpack allow without a duty of a transport:
+more than that times a peer nobody's transport of this kind can be here. A further line of ours has `--num-envs` environments, for batches are what it is
 good at. Rates count steps that came back to the caller, who of ours looks at the columns of a batch; one line is by records.
 
 Beside these: what one environment that takes 100 times as long costs the others, and how long a 640x480 RGB observation
 takes beside the same environment in process.
 
-Each rate is the best of `--rounds` short rounds, for on a shared machine noise only slows. Where the machine tells it, a
+Each rate is the best of `--rounds` short rounds, for on a shared machine noise only slows; a round goes through all ways,
+so that a slow minute is no way's alone. Where the machine tells it, a
 line of ours also says how much CPU time a step took at the client and at all workers together: what a quiet machine would
 do is at most 1 / client, and at most the number of cores / (client + workers).
 """
@@ -22,11 +24,12 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -42,13 +45,27 @@ from longstep_bindings.envs.transport_bench import (
 )
 
 OPENENV = Path(__file__).parent / "openenv_transport.py"
+BARE = Path(__file__).parent / "bare_transport.py"
 NUM_PEER_ENVS = 64
 NUM_WORKERS = 2
 STEP_S = 0.0005
 """What a step takes in the measurement with one slow environment; that one takes 100 times as long."""
 Rate = tuple[float, str]
 """What was measured, and a remark."""
-Finding = tuple[str, str, float | None, str, str]
+
+
+class Way(NamedTuple):
+    """Something that is measured once in each round."""
+
+    key: str
+    name: str
+    measure: Callable[[], Rate]
+    unit: str = "steps/s"
+
+    def best(self, found: Sequence[Rate]) -> Rate:
+        """The best of what the rounds gave: the highest rate, the lowest cost."""
+        pick = max if self.unit == "steps/s" else min
+        return pick(found, key=lambda rate: rate[0])
 
 
 class TextEnvOfFixedLength(TextEnv):
@@ -154,7 +171,7 @@ def cpu_seconds(pid: int | None) -> float:
     return sum(int(file.read_text().split()[0]) for file in told) / 1e9
 
 
-def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool) -> Rate:
+def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool = False) -> Rate:
     envs = gymnasium.vector.AsyncVectorEnv(
         [TextEnvOfFixedLength] * num_envs, shared_memory=shared_memory
     )
@@ -170,10 +187,19 @@ def gymnasium_async(num_envs: int, seconds: float, *, shared_memory: bool) -> Ra
 
 
 def openenv(python: str, num_envs: int, seconds: float) -> Rate:
-    command = [python, str(OPENENV), str(num_envs), str(seconds)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
+    return told_by(python, OPENENV, num_envs, seconds)
+
+
+def bare(num_envs: int, seconds: float) -> Rate:
+    return told_by(sys.executable, BARE, num_envs, NUM_WORKERS, seconds)
+
+
+def told_by(python: str, script: Path, *arguments: float) -> Rate:
+    """The rate that a script prints."""
+    command = [python, str(script), *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * arguments[-1])
     if run.returncode:
-        raise RuntimeError(f"OpenEnv failed: {run.stderr[-2000:]}")
+        raise RuntimeError(f"{script.name} failed: {run.stderr[-2000:]}")
     return float(run.stdout.split()[-1]), ""
 
 
@@ -222,39 +248,42 @@ def cost_of_a_picture(seconds: float) -> Rate:
     return 1000.0 * (float(np.median(times)) - bare_s), ""
 
 
-def measure(options: argparse.Namespace) -> Iterator[Finding]:
-    """Key, what it is, what was measured (None when it could not be), its unit, and what else there is to say."""
-
-    def best(rate: Callable[[], Rate], pick: Callable[..., Rate] = max) -> Rate:
-        return pick((rate() for _ in range(options.rounds)), key=lambda found: found[0])
-
+def ways(options: argparse.Namespace) -> list[Way]:
+    """Everything that is measured."""
     few, many, seconds = NUM_PEER_ENVS, options.num_envs, options.seconds
-    near = {
-        "in_process": (f"in process, {few}", lambda: in_process(few, seconds)),
-        "ipc": (f"ipc, {few}", lambda: ours(few, seconds)),
-        "tcp": (f"tcp, {few}", lambda: ours(few, seconds, tcp=True)),
-        "ipc_many": (f"ipc, {many}", lambda: ours(many, seconds)),
-        "tcp_many": (f"tcp, {many}", lambda: ours(many, seconds, tcp=True)),
-        "records": (f"ipc, {many}, by records", lambda: ours(many, seconds, by_records=True)),
-        "pipes": (
-            f"Gymnasium AsyncVectorEnv, pipes, {few}",
-            lambda: gymnasium_async(few, seconds, shared_memory=False),
-        ),
-        "shared": (
-            f"Gymnasium AsyncVectorEnv, shared memory, {few}",
+    peers = f"Gymnasium AsyncVectorEnv, {{}}, {few}"
+    return [
+        Way("in_process", f"in process, {few}", lambda: in_process(few, seconds)),
+        Way("ipc", f"ipc, {few}", lambda: ours(few, seconds)),
+        Way("tcp", f"tcp, {few}", lambda: ours(few, seconds, tcp=True)),
+        Way("ipc_many", f"ipc, {many}", lambda: ours(many, seconds)),
+        Way("tcp_many", f"tcp, {many}", lambda: ours(many, seconds, tcp=True)),
+        Way("records", f"ipc, {many}, by records", lambda: ours(many, seconds, by_records=True)),
+        Way("bare", f"ZeroMQ and msgpack, bare, {few}", lambda: bare(few, seconds)),
+        Way("pipes", peers.format("pipes"), lambda: gymnasium_async(few, seconds)),
+        Way(
+            "shared",
+            peers.format("shared memory"),
             lambda: gymnasium_async(few, seconds, shared_memory=True),
         ),
-    }
-    for key, (name, rate) in near.items():
-        yield key, name, *best(rate), "steps/s"
-    told: tuple[float | None, str] = None, "openenv is not installed (--openenv-python)"
-    if options.openenv_python:
-        told = best(lambda: openenv(options.openenv_python, few, seconds))
-    yield "openenv", f"OpenEnv websocket, {few}", *told, "steps/s"
-    slow = best(lambda: cost_of_a_slow_one(seconds), min)
-    yield "slow_one", "one environment 100 times slower costs the others", *slow, "%"
-    picture = best(lambda: cost_of_a_picture(seconds), min)
-    yield "picture", "a 640x480 RGB observation over ipc adds", *picture, "ms"
+        Way(
+            "openenv",
+            f"OpenEnv websocket, {few}",
+            lambda: openenv(options.openenv_python, few, seconds),
+        ),
+        Way(
+            "slow_one",
+            "one environment 100 times slower costs the others",
+            lambda: cost_of_a_slow_one(seconds),
+            "%",
+        ),
+        Way(
+            "picture",
+            "a 640x480 RGB observation over ipc adds",
+            lambda: cost_of_a_picture(seconds),
+            "ms",
+        ),
+    ]
 
 
 AIMS = {"ipc_many": "at least 200,000", "slow_one": "under 5", "picture": "under 1"}
@@ -286,17 +315,21 @@ def main() -> None:
         f"{options.seconds:g} s"
     )
     found: dict[str, float] = {}
-    for key, name, value, remark, unit in measure(options):
-        if value is None:
-            show(name, "skipped", "", remark)
-            continue
-        found[key] = value
-        aim = f"aim: {AIMS[key]}" if key in AIMS else ""
-        show(name, f"{value:,.{0 if unit == 'steps/s' else 2}f}", unit, aim, remark)
+    wanted = [way for way in ways(options) if way.key != "openenv" or options.openenv_python]
+    rounds = [[way.measure() for way in wanted] for _ in range(options.rounds)]
+    for way, told in zip(wanted, zip(*rounds, strict=True), strict=True):
+        value, remark = way.best(told)
+        found[way.key] = value
+        aim = f"aim: {AIMS[way.key]}" if way.key in AIMS else ""
+        shown = f"{value:,.{0 if way.unit == 'steps/s' else 2}f}"
+        show(way.name, shown, way.unit, aim, remark)
+    if not options.openenv_python:
+        show("OpenEnv", "skipped", "", "openenv is not installed (--openenv-python)")
     for key, (name, aim) in RATIOS.items():
         if key in found:
             ratio = f"{found['ipc'] / found[key]:,.2f}"
-            show(f"ipc, {NUM_PEER_ENVS} / {name}", ratio, "x", aim and f"aim: {aim}")
+            most = f"bare ZeroMQ: {found['bare'] / found[key]:,.2f}"
+            show(f"ipc, {NUM_PEER_ENVS} / {name}", ratio, "x", aim and f"aim: {aim}", most)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
