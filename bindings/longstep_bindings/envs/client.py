@@ -104,6 +104,7 @@ class RemoteVectorEnv(LockstepEnv):
             max_restarts=max_restarts,
             max_retries=max_retries,
             connect_timeout_s=start_timeout_s,
+            reconnect_timeout_s=start_timeout_s,
             open_timeout_s=reset_timeout_s + 5.0,
             keys=None,
         )
@@ -119,6 +120,7 @@ class RemoteVectorEnv(LockstepEnv):
         environment: str | None = None,
         keys: ClientKeys | None = None,
         connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 120.0,
         open_timeout_s: float = 120.0,
         max_restarts: int = 20,
         max_retries: int = 1,
@@ -132,7 +134,8 @@ class RemoteVectorEnv(LockstepEnv):
             num_envs: Number of slots, at least one for each address.
             environment: What to ask for; None is the only one that the server has.
             keys: CURVE keys; required for an address off this machine.
-            connect_timeout_s: How long a server may take to answer, at the start and after it was lost.
+            connect_timeout_s: How long a server may take to answer.
+            reconnect_timeout_s: How long a server that was lost may take to be back; `recv` raises EnvError after that.
             open_timeout_s: How long it may take to make the first environment.
             max_restarts: Times that one worker may be lost; see the constructor.
             max_retries: See the constructor.
@@ -151,6 +154,7 @@ class RemoteVectorEnv(LockstepEnv):
             max_restarts=max_restarts,
             max_retries=max_retries,
             connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
             open_timeout_s=open_timeout_s,
             keys=keys,
         )

@@ -63,6 +63,8 @@ class LinkSettings:
     max_retries: int
     """Times that a command is sent again after it took a worker down."""
     connect_timeout_s: float
+    reconnect_timeout_s: float
+    """How long a server that is somebody else's may take to be back."""
     open_timeout_s: float
     keys: ClientKeys | None
 
@@ -379,17 +381,20 @@ class Link:
     def _recover(self, why: str) -> None:
         self._drop_client()  # what is unanswered now stays so: nobody writes to the inbox any more
         self.take()  # the answers that came in time tell what was done
+        end_at = time.monotonic() + self._settings.reconnect_timeout_s
+        is_down = True
         while not self._closing.is_set():
             self.place.drop()
             self._trouble.clear()
             self._trouble_text = ""
-            self.num_restarts += 1
-            if self.num_restarts > self._settings.max_restarts:
+            if is_down or self.place.starts:
+                self._count_restart(why)
+            elif time.monotonic() > end_at:
                 raise EnvError(
-                    f"expected a worker to go down at most {self._settings.max_restarts} times, got one more: {why}; "
-                    "look for what kills it, or raise `max_restarts`"
+                    f"expected the server to be back within {self._settings.reconnect_timeout_s:g} s, got {why}; "
+                    "restart it, or raise `reconnect_timeout_s`"
                 )
-            _log.warning("environment worker: %s; it is replaced", why)
+            is_down = False
             try:
                 client = self._connect()
             except LongstepError as error:
@@ -402,7 +407,16 @@ class Link:
                 return
             client.close()
             self.take()  # what became of the replays is no news of the next worker
-            why = trouble
+            why, is_down = trouble, True
+
+    def _count_restart(self, why: str) -> None:
+        self.num_restarts += 1
+        if self.num_restarts > self._settings.max_restarts:
+            raise EnvError(
+                f"expected a worker to go down at most {self._settings.max_restarts} times, got one more: {why}; "
+                "look for what kills it, or raise `max_restarts`"
+            )
+        _log.warning("environment worker: %s; it is replaced", why)
 
     def _blame(self) -> None:
         """Give up what took too many workers down."""

@@ -66,6 +66,32 @@ def test_a_killed_worker_of_a_server_is_replaced_and_its_clients_go_on(server):
         assert envs.num_restarts == 1
 
 
+def test_a_server_that_is_away_for_a_while_was_lost_once(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    with EnvServer(COUNTER, address):
+        envs = RemoteVectorEnv.connect(address, 2, connect_timeout_s=0.3, max_restarts=1)
+        reset(envs, {0: 1, 1: 1})
+        step(envs, {0: "a", 1: "a"})
+    with envs:
+        time.sleep(2.0)  # several attempts to reach it
+        with EnvServer(COUNTER, address):
+            results = step(envs, {0: "a", 1: "a"})
+            assert [results[slot].error for slot in range(2)] == [None, None]
+            assert results[0].info["observation"].endswith("count 2")
+            assert envs.num_restarts == 1
+
+
+def test_a_server_that_does_not_come_back_is_an_error_after_a_time(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    with EnvServer(COUNTER, address):
+        envs = RemoteVectorEnv.connect(
+            address, 1, connect_timeout_s=0.3, reconnect_timeout_s=1.0, max_restarts=1
+        )
+        reset(envs, {0: 1})
+    with envs, pytest.raises(EnvError, match=r"to be back within 1 s.*raise `reconnect_timeout_s`"):
+        step(envs, {0: "a"})
+
+
 def test_a_hanging_step_is_killed_by_the_server_and_reported_to_the_client_that_asked():
     with (
         EnvServer(COUNTER, step_timeout_s=3.0) as server,
