@@ -30,7 +30,7 @@ _TICK_S = 0.02
 """Longest wait in one call: within it the stream sees that `capacity` has grown or that time is up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpisodeGroup:
     """The trajectories of one task, all of them ended."""
 

@@ -193,9 +193,9 @@ class GenerationRequest:
     """Requests of one trajectory go to the same actor where that helps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What the model wrote for one request."""
+    """What the model wrote for one request. Equal to itself alone, as all that holds arrays here."""
 
     request_id: str
     prompt_token_ids: NDArray[np.int32]
@@ -229,7 +229,7 @@ class Action:
     """Why the action is invalid; empty when it is valid."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecord:
     """One step of a trajectory: what was read, written, done and received."""
 
@@ -252,7 +252,7 @@ class StepRecord:
     """Wall time of this step by part: `generate`, `env`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
     """One episode of one member of an episode group."""
 

@@ -490,3 +490,13 @@ def test_what_is_no_path_is_a_wrong_call(batch: RolloutBatch, path: Any) -> None
         batch.save(path)
     with pytest.raises(ConfigError, match="a path as `path`"):
         RolloutBatch.load(path)
+
+
+def test_what_holds_arrays_is_equal_to_itself_alone() -> None:
+    ours, theirs = (trajectory(0, 0, [step(0)], StopReason.TERMINATED) for _ in range(2))
+    for mine, other in ((ours, theirs), (ours.steps[0], theirs.steps[0])):
+        assert mine == mine
+        assert mine != other
+        assert mine in [other, mine]
+        assert len({mine, other}) == 2
+    assert ours.steps[0].completion not in [theirs.steps[0].completion]
