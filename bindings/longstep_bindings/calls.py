@@ -93,7 +93,7 @@ class Call:
         """Moment on `time.monotonic` at which the client gives up."""
         self.frames = frames
         self.value: Any = None
-        """What the client sent with the request."""
+        """What the client sent with the request; None again once the call is answered."""
         self.cancelled = False
         """True once nobody waits for the answer: withdrawn, past its deadline, or the session closed."""
         self._answer = answer

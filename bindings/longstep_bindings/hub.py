@@ -107,6 +107,7 @@ class Hub:
             outcome = failure or frames or encode(value, self._limits)
         except LongstepError as error:
             outcome = Failure.of(error)
+        call.value = None  # the book may keep the call for a while, and its arguments may be large
         with self._lock:
             book = self._owners.get(call.session.number)
             if book is None:
@@ -332,18 +333,21 @@ class Hub:
         self._advance(book)
 
     def _keep_deadline(self, deadline: float, call: Call) -> None:
-        if (
-            len(self._deadlines) > self._many_deadlines
-        ):  # most of them met: whoever keeps a call keeps its arguments
-            books = self._owners
-            self._deadlines = [
-                kept
-                for kept in self._deadlines
-                if (book := books.get(kept[2].session.number)) is not None and book.is_open(kept[2])
-            ]
-            heapq.heapify(self._deadlines)
-            self._many_deadlines = _FEW_DEADLINES + 2 * len(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline, id(call), call))
+        entry = (deadline, id(call), call)
+        if len(self._deadlines) < self._many_deadlines:
+            heapq.heappush(self._deadlines, entry)
+            return
+        waiting = [kept for kept in self._deadlines if self._is_unanswered(kept[2])]
+        waiting.append(entry)
+        heapq.heapify(waiting)
+        self._deadlines = (
+            waiting  # at once, and never empty: the thread looks at the first without the lock
+        )
+        self._many_deadlines = _FEW_DEADLINES + 2 * len(waiting)
+
+    def _is_unanswered(self, call: Call) -> bool:
+        book = self._owners.get(call.session.number)
+        return book is not None and book.is_open(call)
 
     def _ping(self, book: Book, head: Head) -> None:
         number, upto, open_seqs = head.fields
