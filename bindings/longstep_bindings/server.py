@@ -22,7 +22,13 @@ from longstep_bindings.hub import SIGNAL_LOOK_S, Hub, Job
 from longstep_bindings.lifeline import follow_parent
 from longstep_bindings.limits import DEFAULT_LIMITS, Limits
 from longstep_bindings.terms import Terms
-from longstep_bindings.transport import check_address, prepare, private_ipc_address, tidy_ipc
+from longstep_bindings.transport import (
+    check_address,
+    check_free,
+    prepare,
+    private_ipc_address,
+    tidy_ipc,
+)
 from longstep_bindings.waker import Flag
 from longstep_bindings.wire import decode
 
@@ -85,7 +91,12 @@ class Server:
 
     def _bind(self, address: str) -> str:
         try:
+            check_free(address)
             self._socket.bind(address)
+        except ConfigError:
+            self._close_socket()
+            self._hub.close()
+            raise
         except zmq.ZMQError as error:
             self._close_socket()
             self._hub.close()

@@ -12,8 +12,9 @@ import math
 import os
 import select
 import shutil
+import socket
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import zmq
@@ -58,11 +59,32 @@ def check_address(address: str, *, has_keys: bool) -> None:
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp") or not rest:
         raise ConfigError(f"expected ipc://path or tcp://host:port, got `{address}`")
+    port = rest.rpartition(":")[2]
+    if scheme == "tcp" and port != "*" and not (port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(f"expected a port below 65536 or `*`, got `{address}`")
     if not has_keys and not is_loopback(address):
         raise ConfigError(
             f"expected CURVE keys for `{address}`, which other machines can reach; "
             "make some with `longstep keys new`, or use ipc:// or tcp://127.0.0.1"
         )
+
+
+def check_free(address: str) -> None:
+    """Raise `ConfigError` when a server at an ipc address would take another's place, or a file's; libzmq does not ask."""
+    path = Path(address.removeprefix("ipc://"))
+    if not address.startswith("ipc://") or not path.exists():
+        return
+    if not path.is_socket():
+        raise ConfigError(
+            f"expected a path for a socket, got `{address}`, which is something else; choose another"
+        )
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        with suppress(OSError):
+            probe.connect(str(path))
+            raise ConfigError(
+                f"expected an address that nobody serves at, got `{address}`, which is in use"
+            )
 
 
 def private_ipc_address() -> str:

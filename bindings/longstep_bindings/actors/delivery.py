@@ -150,15 +150,20 @@ class Delivery:
             return "wire" if "wire" in used else parcel.route
 
     def _deliver(self, links: Sequence[ActorLink], parcel: Parcel) -> None:
-        answers = self.each(links, lambda link: link.load_parcels([parcel]))
-        refusals = [
-            error
-            for error in answers
-            if isinstance(error, LongstepError) and not isinstance(error, SessionLostError)
-        ]
-        took = any(not isinstance(answer, LongstepError) for answer in answers)
-        if refusals and not took:
-            raise refusals[0]
+        while True:
+            answers = self.each(links, lambda link: link.load_parcels([parcel]))
+            refusals = [
+                error
+                for error in answers
+                if isinstance(error, LongstepError) and not isinstance(error, SessionLostError)
+            ]
+            took = any(not isinstance(answer, LongstepError) for answer in answers)
+            if refusals and not took:
+                raise refusals[0]
+            if took or not links:
+                break
+            # All died, so nobody has said yet whether these weights fit.
+            links = self.ready_links(or_waiting=True)
         self._take_over(parcel)
         _give_up_who_refused(links, answers)
         # Whoever became ready while this went on, before it knew of these weights.
@@ -204,7 +209,7 @@ def _give_up_who_refused(links: Sequence[ActorLink], answers: Sequence[Any]) -> 
     """Replace actors that did not take what others took; those that died are being replaced anyway."""
     for link, error in zip(links, answers, strict=True):
         if isinstance(error, LongstepError) and not isinstance(error, SessionLostError):
-            link.restart(f"it did not take the weights that others took: {error}")
+            link.give_up_who_refused(f"it did not take the weights that others took: {error}")
 
 
 def _require_shared_memory(links: Sequence[ActorLink]) -> None:

@@ -50,6 +50,8 @@ class LinkOwner(Protocol):
     """The pool, as its links see it."""
 
     lock: threading.RLock
+    identity: str
+    """Tells an actor whose weights it is given."""
 
     def newest(self) -> tuple[str | None, tuple[Parcel, ...]]:
         """See `Delivery.newest`; with the lock held."""
@@ -105,6 +107,8 @@ class ActorLink:
         self._settings, self._owner, self._keys = settings, owner, keys
         self._limit = settings.max_in_flight
         self._token = ""
+        self._refusing: Client | None = None
+        """The session with the actor that refused weights last."""
         self._num_busy = 0
         """Long calls under way, during which no completions may come."""
         self._trouble = threading.Event()
@@ -161,7 +165,17 @@ class ActorLink:
             WeightsError: They do not fit, or did not arrive; the actor goes on with those that it had.
             SessionLostError: The actor died; the next one gets the newest weights anyway.
         """
-        self._called(lambda client: self._load(client, parcels))
+
+        def load(client: Client) -> None:
+            try:
+                self._load(client, parcels)
+            except (SessionLostError, DeadlineError):
+                raise
+            except LongstepError:
+                self._refusing = client
+                raise
+
+        self._called(load)
 
     def _load(self, client: Client, parcels: Sequence[Parcel]) -> None:
         if parcels and self._token != parcels[-1].token:
@@ -170,13 +184,18 @@ class ActorLink:
 
     def _load_one(self, client: Client, parcel: Parcel) -> None:
         timeout_s = self._settings.update_timeout_s
-        order = {"kind": parcel.kind, "version": parcel.version, "token": parcel.token}
+        order = {
+            "kind": parcel.kind,
+            "version": parcel.version,
+            "token": parcel.token,
+            "owner": self._owner.identity,
+        }
         by_path = parcel.route == "shared_memory" and self.shares_memory
         if by_path:
             order["path"] = str(parcel.path)
             version = self._ask(client, "load", order, timeout_s=timeout_s)
         else:
-            with self._connected(client.address) as courier:
+            with self._courier(client.address) as courier:
                 order["transfer"] = send_files(courier, parcel, check=self._check_there)
                 version = self._ask(courier, "load", order, timeout_s=timeout_s)
         if version != parcel.version:
@@ -184,6 +203,13 @@ class ActorLink:
         self._token, self.policy_version = parcel.token, parcel.version
         self.last_route = "shared_memory" if by_path else "wire"
         self.num_transfers += 1
+
+    def _courier(self, address: str) -> Client:
+        """A session of its own for large things, with an actor that has one already."""
+        try:
+            return self._connected(address)
+        except DeadlineError as error:
+            raise SessionLostError(str(error)) from None
 
     def has(self, parcel: Parcel) -> bool:
         """True when the actor serves these weights."""
@@ -196,6 +222,13 @@ class ActorLink:
         if client is not None:
             self._is_condemned = True
             self._report(client, why)
+
+    def give_up_who_refused(self, why: str) -> None:
+        """Give the actor up that refused weights last, and get another; one that has taken its place is left alone."""
+        with self._owner.lock:
+            is_there = self.lane.client is not None and self.lane.client is self._refusing
+        if is_there:
+            self.restart(why)
 
     def _ask(self, client: Client, method: str, value: Any, *, timeout_s: float) -> Any:
         """The answer of a method that may take long; an actor's death is noticed at once."""
@@ -230,8 +263,12 @@ class ActorLink:
             try:
                 return self._attempt(address, min(_CONNECT_S, _ATTEMPT_S))
             except DeadlineError:
+                self._check_there()
                 if time.monotonic() > end_at or self._closing.is_set():
-                    raise
+                    raise DeadlineError(
+                        f"expected an actor at {address} within {_CONNECT_S:g} s, got no answer; it does not run, or does "
+                        "not know this client's key"
+                    ) from None
 
     def _attempt(self, address: str, timeout_s: float) -> Client:
         client = Client(
@@ -273,7 +310,9 @@ class ActorLink:
 
     def _introduced(self, client: Client) -> Client:
         try:
-            self._described(self._ask(client, "describe", None, timeout_s=_DESCRIBE_TIMEOUT_S))
+            introduction = {"owner": self._owner.identity}
+            told = self._ask(client, "describe", introduction, timeout_s=_DESCRIBE_TIMEOUT_S)
+            self._described(told)
         except BaseException:
             client.close()
             raise

@@ -1,13 +1,14 @@
 """What requests, completions and scores look like on the wire: service `longstep.actor`, version 1.
 
-    describe    nothing -> the engine's description, `policy_version`, `weights` (token of the last load), `max_in_flight`,
+    describe    `owner` (who the client is, to whom weights may belong) or nothing -> the engine's description, `policy_version`, `weights` (token of the last load), `max_in_flight`,
                 `host` (what two processes share that see the same files)
     start       a batch of requests -> `missing` and `full`: ids that were not taken, for want of an image or of room
     take        nothing -> completions, as soon as there is one, and the engine's counts; several may wait
     cancel      ids -> nothing; each request that was still open is answered as cancelled
     score       rows -> log-probabilities
     stats       nothing -> the engine's counts
-    load        `kind`, `version`, `token`, and `path` or `transfer` -> the version, once it serves
+    load        `kind`, `version`, `token`, `owner`, and `path` or `transfer` -> the version, once it serves; refused while
+                the weights that are served belong to another owner who is there
     begin, chunk, drop    a transfer of files: see `inbox`
     init_weight_transfer, start_weight_update, update_weights, finish_weight_update    see `device`
 

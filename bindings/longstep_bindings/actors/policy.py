@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class ActorPolicy:
         Args:
             source: A transformers model, or the path of a folder or file with its weights, which stays in place until
                 the next update: an actor that is restarted reads it again.
-            version: Their `policy_version`.
+            version: Their `policy_version`, at least 0.
             route: `shared_memory`, `wire`, `cuda`, or `auto` for the first that works here without a GPU.
             probe: Compared at each actor after the transfer.
 
@@ -98,6 +99,7 @@ class ActorPolicy:
                 found that an actor does not compute what it should.
         """
         _check_route(route)
+        version = _check_version(version)
         if route == "cuda":
             self._update_on_device(source, version)
         else:
@@ -119,6 +121,7 @@ class ActorPolicy:
             WeightsError: As for `update_weights`.
         """
         _check_route(route)
+        version = _check_version(version)
         if route == "cuda":
             raise ConfigError(
                 'expected another route for an adapter than "cuda"; it is small, use "auto"'
@@ -189,6 +192,12 @@ class ActorPolicy:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _check_version(version: Any) -> int:
+    if isinstance(version, bool) or not hasattr(version, "__index__") or version < 0:
+        raise ConfigError(f"expected a version of at least 0, got {version!r:.80}")
+    return operator.index(version)
 
 
 def _check_route(route: str) -> None:

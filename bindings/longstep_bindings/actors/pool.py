@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import secrets
 import shutil
 import threading
 import time
@@ -135,6 +136,8 @@ class ActorPool:
         self._rates = Rates()
         self._links: list[ActorLink] = []
         self._lanes: list[ActorLane] = []
+        self.identity = secrets.token_hex(8)
+        """Tells actors whose weights they are given."""
         self._delivery = Delivery(
             self._links,
             self.lock,
@@ -210,7 +213,7 @@ class ActorPool:
                     ready, self._book.ready = self._book.ready, []
                     return ready
             left_s = end_at - time.monotonic()
-            if left_s <= 0.0 or self._closing.is_set():
+            if not left_s > 0.0 or self._closing.is_set():  # NaN too
                 return []
             self._news.wait(min(left_s, _LOOK_S))
 

@@ -58,6 +58,7 @@ class ActorServer:
             engine,
             max_in_flight=max_in_flight,
             max_image_bytes=max_image_bytes,
+            owner_patience_s=lost_after_s + 5.0,
             on_failure=self._failed,
         )
         self._stopper = threading.Thread(target=self._stop, name="longstep-actor-stop", daemon=True)

@@ -66,6 +66,8 @@ class _Seat:
         self.takes: deque[Call] = deque()
         self.shelf = ImageShelf(max_image_bytes)
         self.inbox = Inbox()
+        self.owner = ""
+        """Who this client says it is, to whom the weights may belong that are served."""
         self.is_transferring = False
         """True while the engine holds its requests back for weights of this client."""
 
@@ -81,12 +83,14 @@ class ActorService:
         *,
         max_in_flight: int = 256,
         max_image_bytes: int = 1 << 30,
+        owner_patience_s: float = 35.0,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """Args:
         engine: What answers; closed by its owner.
         max_in_flight: Most requests under way, those of all clients together; what comes beyond is sent back.
         max_image_bytes: Images that are kept for each client.
+        owner_patience_s: How long new weights wait for the client to be gone whose weights are served.
         on_failure: Called once, when the engine says that it answers nothing any more.
         """
         self._engine = engine
@@ -96,7 +100,8 @@ class ActorService:
         self._seats: dict[int, _Seat] = {}
         self._has_failed = False
         self._is_closed = False
-        self._weights = ""
+        self._weights = self._weights_owner = ""
+        self._owner_patience_s = owner_patience_s
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="longstep-actor-slow")
         self.methods: Mapping[str, Callable[[Call], Any]] = {
             "describe": self._describe,
@@ -122,6 +127,8 @@ class ActorService:
         return call.session.state
 
     def _describe(self, call: Call) -> dict[str, Any]:
+        if type(call.value) is dict:
+            self._seat(call).owner = str(call.value.get("owner", ""))
         return {
             "engine": asdict(self._engine.description),
             "policy_version": self._engine.policy_version,
@@ -172,7 +179,7 @@ class ActorService:
             if failure is None:
                 seat.open.discard(name)
                 seat.done.append(dataclasses.replace(completion, request_id=name))
-                self._changed.notify()
+                self._changed.notify_all()
         if failure is not None:
             self._fail(failure)
 
@@ -187,7 +194,7 @@ class ActorService:
         seat = self._seat(call)
         with self._changed:
             seat.takes.append(call)
-            self._changed.notify()
+            self._changed.notify_all()
         return LATER
 
     def _cancel(self, call: Call) -> None:
@@ -259,8 +266,28 @@ class ActorService:
         names = ("transfer", "name", "offset", "data", "checksum")
         self._seat(call).inbox.chunk(_fields(call, *names))
 
+    def _claim(self, owner: str) -> None:
+        """Have `owner` be whose weights are served. One that died without a word is waited for."""
+
+        def is_free() -> bool:
+            before = self._weights_owner
+            return before in ("", owner) or all(
+                seat.owner != before for seat in self._seats.values()
+            )
+
+        with self._changed:
+            if not self._changed.wait_for(is_free, self._owner_patience_s):
+                raise WeightsError(
+                    "expected weights from the client whose weights are served, got some from another while that one is "
+                    "there; an actor follows one trainer at a time: close that one's pool, or serve another actor"
+                )
+            self._weights_owner = owner
+
     def _load(self, call: Call) -> int:
         order = _fields(call, "kind", "version", "token")
+        if type(order["version"]) is not int or order["version"] < 0:
+            raise ProtocolError(f"expected a version of at least 0, got {order['version']!r:.80}")
+        self._claim(str(order.get("owner", "")))
         load = {"weights": self._engine.load_weights, "adapter": self._engine.load_adapter}[
             order["kind"]
         ]
@@ -269,7 +296,7 @@ class ActorService:
             transfer = self._seat(call).inbox.take(order["transfer"])
             path = transfer.path
         try:
-            load(Path(path), version=int(order["version"]))
+            load(Path(path), version=order["version"])
         except OSError as error:
             raise WeightsError(f"expected weights at `{path}`, got {error}") from None
         finally:
@@ -294,6 +321,7 @@ class ActorService:
             engine.finish_weight_update(version=order["version"])
             self._weights, seat.is_transferring = order["token"], False
         elif call.method == "start_weight_update":
+            self._claim(seat.owner)
             engine.start_weight_update()
             seat.is_transferring = True
         else:
@@ -307,6 +335,7 @@ class ActorService:
         if isinstance(seat, _Seat):
             with self._changed:
                 self._seats.pop(session.number, None)
+                self._changed.notify_all()
                 names = list(seat.open)
                 seat.open.clear()
             self._engine.cancel([_inner(seat, name) for name in names])
@@ -319,7 +348,7 @@ class ActorService:
         """End the service's threads. Idempotent; the engine stays open."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._sender.join()
         self._slow.shutdown(wait=False, cancel_futures=True)
 

@@ -146,9 +146,10 @@ class Book:
         """
         deadline = time.monotonic() + timeout_s
         new: dict[str, Ticket] = {}
+        unread = {completion.request_id for completion in self.ready}
         for request in requests:
             name = request.request_id
-            if name in self._tickets or name in new:
+            if name in self._tickets or name in new or name in unread:
                 raise ConfigError(
                     f"expected unique request ids, got `{name}` twice; give each request its own id"
                 )
@@ -171,8 +172,10 @@ class Book:
             self.ready.append(completion)
 
     def withdraw(self, request_ids: Iterable[str]) -> list[Ticket]:
-        """Close tickets that will never be answered; gives those that were open."""
-        gone = [self._tickets.pop(name) for name in request_ids if name in self._tickets]
+        """Close tickets that will never be answered, though their completion may be ready; gives those that were open."""
+        names = set(request_ids)
+        gone = [self._tickets.pop(name) for name in names if name in self._tickets]
+        self.ready = [each for each in self.ready if each.request_id not in names]
         for ticket in gone:
             ticket.is_open = False
         return gone

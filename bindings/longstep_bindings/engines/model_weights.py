@@ -84,6 +84,11 @@ def load_in_place(model: Any, path: Path) -> None:
     stored = read_headers(path)
     known = {name: stored[name].shape for name in others & stored.keys()}
     check_shapes(stored, {**shapes, **known}, may_lack=others, where=path)
+    for name, tensor in tensors.items():
+        if name in stored and tensor.is_floating_point() and not stored[name].is_floating_point:
+            raise WeightsError(
+                f"expected floating-point numbers for `{name}`, got {stored[name].dtype} at `{path}`"
+            )
     goals = tensors
     news = tensors_in(path)
     if not _are_views(model, tensors):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.errors import PolicyError
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,6 +55,9 @@ def sample(
         temperatures_B: [B] temperatures, 0 or larger.
         top_ps_B: [B] probability mass that is kept, in (0, 1].
         uniforms_B: [B] numbers in [0, 1).
+
+    Raises:
+        PolicyError: A row has no distribution to sample from.
     """
     import torch
 
@@ -63,6 +68,11 @@ def sample(
         divisors_B = np.where(greedy_B, np.float32(1), temperatures_B)
         logits_BV = logits_BV / torch.from_numpy(divisors_B).to(device)[:, None]
     logprobs_BV = logits_BV.log_softmax(-1)
+    # The largest of a distribution is finite; NaN and infinite logits make it NaN.
+    if not bool(logprobs_BV.amax(-1).isfinite().all()):
+        raise PolicyError(
+            "expected finite logits over temperature, got NaN or infinity; look at the weights, or raise the temperature"
+        )
     chosen_B = None
     if not greedy_B.all():
         # Inverse of the cumulative distribution; columns of probability zero are never chosen.

@@ -69,6 +69,11 @@ class Stored:
     """As safetensors writes it: `F32`, `BF16` ..."""
     shape: tuple[int, ...]
 
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its numbers are: all formats that begin with F, and BF16."""
+        return self.dtype.startswith(("F", "BF"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFile:

@@ -124,6 +124,18 @@ def test_withdrawn_requests_are_never_answered():
         assert parts(gather(pool, 1)["r0"])[0] == "again"
 
 
+def test_a_withdrawn_request_is_not_answered_though_its_completion_is_there():
+    with plain_pool() as pool:
+        pool.submit([request("a", "say first")])
+        wait_until(lambda: pool.read() or pool._book.ready)
+        with pytest.raises(ConfigError, match="`a` twice"):
+            pool.submit([request("a", "say second")])
+        pool.cancel(["a"])
+        pool.submit([request("a", "say third")])
+        assert parts(gather(pool, 1)["a"])[0] == "third"
+        assert pool.poll(float("nan")) == []
+
+
 def test_a_request_that_cannot_travel_fails_alone():
     with plain_pool() as pool:
         pool.submit([request("a", "say x"), request("b", "say \ud800"), request("c", "say y")])

@@ -250,6 +250,58 @@ def test_an_actor_elsewhere_keeps_its_weights_when_the_connection_is_made_again(
             assert policy.stats().actors[0].num_transfers == 0
 
 
+def test_an_actor_follows_one_trainer_at_a_time(tmp_path):
+    with ActorServer(PlainEngine("any"), lost_after_s=1.0) as server:
+        first = ActorPolicy(ActorPool.connect(server.address))
+        with first, ActorPolicy(ActorPool.connect(server.address)) as second:
+            first.update_weights(weights(tmp_path), 1)
+            for route in ("shared_memory", "wire"):
+                with pytest.raises(WeightsError, match="follows one trainer at a time"):
+                    second.update_weights(weights(tmp_path), 9, route=route)
+            first.update_weights(weights(tmp_path), 2)
+            second.submit([request("a", "say x")])
+            assert gather(second, 1)["a"].policy_version == 2
+            first.close()
+            second.update_weights(weights(tmp_path), 9)
+            second.submit([request("b", "say x")])
+            assert gather(second, 1)["b"].policy_version == 9
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_weights_that_do_not_fit_are_refused_also_when_every_actor_had_died(route, tmp_path):
+    with ActorPolicy(plain_pool(1, max_restarts=3)) as policy:
+        policy.update_weights(weights(tmp_path), 1)
+        kill(policy.pool.actor_pids[0])
+        other = tmp_path / "other"
+        other.mkdir()
+        with pytest.raises(WeightsError, match="expected shape"):
+            policy.update_weights(weights(other, shape=(4, 3)), 2, route=route)
+        policy.submit([request("a", "say x")])
+        assert gather(policy, 1)["a"].policy_version == 1
+        policy.update_weights(weights(tmp_path), 3, route=route)
+        assert policy.policy_version == 3
+        assert policy.stats().num_restarts == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_actor_that_died_just_before_an_update_costs_one_restart(route, tmp_path):
+    with ActorPolicy(plain_pool(2)) as policy:
+        kill(policy.pool.actor_pids[0])
+        policy.update_weights(weights(tmp_path), 1, route=route)
+        wait_until(lambda: {a.state for a in policy.stats().actors} == {"ready"})
+        assert {a.policy_version for a in policy.stats().actors} == {1}
+        assert policy.stats().num_restarts == 1
+
+
+@pytest.mark.parametrize("version", [-1, 1.0, True, None, "2", float("nan")])
+def test_a_version_is_a_number_of_updates(version, tmp_path):
+    with ActorPolicy(plain_pool()) as policy:
+        for update in (policy.update_weights, policy.update_adapter):
+            with pytest.raises(ConfigError, match="a version of at least 0"):
+                update(weights(tmp_path), version)
+        assert policy.policy_version == 0
+
+
 # ---- room, and what is left ----
 
 

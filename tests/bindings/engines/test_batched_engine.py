@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longstep.errors import DataError, PolicyError
+from longstep.errors import DataError, PolicyError, WeightsError
 from longstep.types import FinishReason, GenerationRequest, Message, Prompt
 from longstep_bindings.engines.batched import BatchedEngine
 from longstep_bindings.engines.model_weights import checkpoint_tensors
@@ -214,3 +214,30 @@ def test_an_engine_with_half_of_some_new_weights_answers_nothing_any_more(
     monkeypatch.undo()
     with pytest.raises(PolicyError, match="the disk is gone"):
         engine.load_weights(tmp_path / "w.safetensors", version=2)
+
+
+@pytest.mark.parametrize("allowed", [None, ("go", "take")], ids=["free", "constrained"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_finite_give_errors_and_no_completions(engine, allowed, temperature):
+    good = engine._engine.model.get_input_embeddings().weight
+    before = good.detach().clone()
+    answers = Answers()
+    with torch.no_grad():
+        good.fill_(float("nan"))
+    engine.start(request("a", allowed=allowed, temperature=temperature), answers)
+    completion = answers.wait(1)["a"]
+    assert completion.finish_reason is FinishReason.ERROR
+    assert "expected finite logits" in completion.error
+    with torch.no_grad():
+        good.copy_(before)
+    engine.start(request("b", allowed=allowed, temperature=temperature), answers)
+    assert answers.wait(2)["b"].finish_reason is not FinishReason.ERROR
+
+
+def test_weights_of_whole_numbers_are_refused(engine, tmp_path):
+    tensors, _ = checkpoint_tensors(engine._engine.model)
+    whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
+    write_weights(tmp_path / "w.safetensors", whole)
+    with pytest.raises(WeightsError, match=r"expected floating-point numbers for `.*`, got I32"):
+        engine.load_weights(tmp_path / "w.safetensors", version=1)
+    assert engine.policy_version == 0

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -275,11 +276,34 @@ def test_a_server_that_is_not_there_is_one_clear_error():
         ("127.0.0.1:5555", "expected ipc://path or tcp://host:port"),
         ("inproc://x", "expected ipc://path or tcp://host:port"),
         ("ipc:///no/such/folder/s", "expected an address to bind"),
+        ("tcp://127.0.0.1:99999", "expected a port below 65536"),
+        ("tcp://127.0.0.1", "expected a port below 65536"),
     ],
 )
 def test_addresses_that_cannot_serve_are_refused(address, said):
     with pytest.raises(ConfigError, match=said):
         Server(Recorder(), address)
+
+
+def test_a_server_takes_nobodys_place_at_an_ipc_address(tmp_path):
+    address = f"ipc://{tmp_path}/s"
+    with serving(address=address) as (server, _):
+        with pytest.raises(ConfigError, match="which is in use"):
+            Server(Recorder(), address)
+        with connect(server) as client:
+            assert client.call("echo", 1, timeout_s=10) == 1
+    text = tmp_path / "text"
+    text.write_text("mine")
+    with pytest.raises(ConfigError, match="which is something else"):
+        Server(Recorder(), f"ipc://{text}")
+    assert text.read_text() == "mine"
+
+
+def test_a_dead_servers_ipc_address_is_taken_over(tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/s")
+    with serving(address=f"ipc://{tmp_path}/s") as (server, _), connect(server) as client:
+        assert client.call("echo", 1, timeout_s=10) == 1
 
 
 def test_nothing_is_left_behind():
