@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from longstep.errors import ConfigError
+
 __all__ = [
     "Action",
     "Completion",
@@ -191,6 +193,14 @@ class GenerationRequest:
     """Seed of this request's own random stream."""
     trajectory_id: str = ""
     """Requests of one trajectory go to the same actor where that helps."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for one text where several are meant; its letters would be taken for them."""
+        for name, texts in (("stop", self.stop), ("allowed", self.allowed)):
+            if isinstance(texts, str):
+                raise ConfigError(
+                    f"expected a tuple of texts as `{name}`, got the text {texts!r:.80}; write ({texts!r:.80},)"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

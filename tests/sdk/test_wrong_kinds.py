@@ -18,7 +18,7 @@ from longstep.actions import ChoiceParser, JsonParser, RegexParser, TagParser, T
 from longstep.checks import check_env
 from longstep.env import LLMAgentEnv
 from longstep.envs import KeyDoorEnv, SokobanEnv
-from longstep.errors import LongstepError
+from longstep.errors import ConfigError, LongstepError
 from longstep.memory import (
     FrameMemory,
     KeyEventMemory,
@@ -32,7 +32,7 @@ from longstep.recording import RolloutBatch
 from longstep.registration import registry
 from longstep.state_key import CheckedStateKey, fold_history, state_key, state_keys
 from longstep.tasks import Panel, TaskStream, assert_disjoint, panel, task_stream
-from longstep.types import Task
+from longstep.types import GenerationRequest, Message, Prompt, Task
 
 KEYDOOR = "longstep/KeyDoor-v0"
 TOOL = {"name": "go", "parameters": {"type": "object", "properties": {}}}
@@ -364,3 +364,10 @@ def test_a_value_of_the_wrong_kind_is_an_error_that_names_the_argument(
             assert NAMED_AS.get(argument, f"`{argument}") in str(error), (label, error)
         elif label != "class":  # what a function gives is looked at when it was called
             assert error is None, (label, error)
+
+
+@pytest.mark.parametrize("name", ["stop", "allowed"])
+def test_one_text_is_not_taken_for_its_letters(name: str) -> None:
+    prompt = Prompt(messages=(Message(role="user", content="go"),))
+    with pytest.raises(ConfigError, match=rf"a tuple of texts as `{name}`, got the text 'room'"):
+        GenerationRequest(request_id="a", prompt=prompt, **{name: "room"})  # type: ignore[arg-type]
