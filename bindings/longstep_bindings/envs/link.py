@@ -346,10 +346,16 @@ class Link:
             connect_timeout_s=settings.connect_timeout_s,
             open_timeout_s=settings.open_timeout_s,
             keys=settings.keys,
+            check_there=self._check_there,
         )
         self._is_agent = self.traits["kind"] == "agent"
         self._takes_one_operation = self.traits.get("one_operation") is True
         return client
+
+    def _check_there(self) -> None:
+        why = "the client was closed" if self._closing.is_set() else self.place.why_down()
+        if why is not None:
+            raise SessionLostError(why)
 
     def _set_client(self, client: Client) -> None:
         """Let commands through, those that waited first."""

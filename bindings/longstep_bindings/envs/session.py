@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +14,9 @@ from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
 from longstep_bindings.rpc import Client
 
 __all__ = ["open_session"]
+
+_ATTEMPT_S = 2.0
+_LOOK_S = 0.05
 
 
 def open_session(
@@ -22,6 +28,7 @@ def open_session(
     connect_timeout_s: float,
     open_timeout_s: float,
     keys: ClientKeys | None,
+    check_there: Callable[[], None],
 ) -> tuple[Client, dict[str, Any]]:
     """A session with the worker at an address, and the traits of its environments.
 
@@ -33,20 +40,14 @@ def open_session(
         connect_timeout_s: How long the worker may take to answer.
         open_timeout_s: How long it may take to make the first environment.
         keys: CURVE keys, or None.
+        check_there: Called again and again; raises when the worker is gone, which its silence would not tell for long.
 
     Raises:
         DeadlineError: It was not there in time, or its first environment was not.
         ProtocolError: What it says of its environments is not to be understood.
         LongstepError: It refuses, and why.
     """
-    client = Client(
-        address,
-        service=SERVICE,
-        version=VERSION,
-        connect_timeout_s=connect_timeout_s,
-        keys=keys,
-        limits=REPLY_LIMITS,
-    )
+    client = _connected(address, connect_timeout_s, keys, check_there)
     order = {
         "environment": environment,
         "num_slots": num_slots,
@@ -54,7 +55,13 @@ def open_session(
         "compact_columns": True,
     }
     try:
-        traits = client.call("open", order, timeout_s=open_timeout_s)
+        answered = threading.Event()
+        pending = client.submit(
+            "open", order, timeout_s=open_timeout_s, on_done=lambda _: answered.set()
+        )
+        while not answered.wait(_LOOK_S):
+            check_there()
+        traits = pending.result()
         return client, _check_traits(traits, num_slots)
     except DeadlineError as error:
         client.close()
@@ -65,6 +72,32 @@ def open_session(
     except BaseException:
         client.close()
         raise
+
+
+def _connected(
+    address: str, timeout_s: float, keys: ClientKeys | None, check_there: Callable[[], None]
+) -> Client:
+    """A session with the worker at an address, by short attempts."""
+    end_at = time.monotonic() + timeout_s
+    while True:
+        left_s = end_at - time.monotonic()
+        try:
+            return Client(
+                address,
+                service=SERVICE,
+                version=VERSION,
+                connect_timeout_s=min(max(left_s, 0.01), _ATTEMPT_S),
+                keys=keys,
+                limits=REPLY_LIMITS,
+            )
+        except DeadlineError:
+            check_there()
+            if left_s > _ATTEMPT_S:
+                continue
+        raise DeadlineError(
+            f"expected a server at {address} within {timeout_s:g} s, got no answer; it does not run, or does not know "
+            "this client's key"
+        )
 
 
 def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:
