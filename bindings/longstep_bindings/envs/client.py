@@ -27,6 +27,7 @@ from longstep_bindings.envs.link import Link, LinkSettings
 from longstep_bindings.envs.places import LocalPlace, Place, ServerPlace
 from longstep_bindings.envs.process import WorkerSettings
 from longstep_bindings.envs.recovery import History
+from longstep_bindings.envs.session import OPEN_MARGIN_S
 from longstep_bindings.envs.shares import Share, next_share_number
 from longstep_bindings.envs.spec import EnvSpec, as_spec
 from longstep_bindings.terms import Terms
@@ -105,7 +106,7 @@ class RemoteVectorEnv(LockstepEnv):
             max_retries=max_retries,
             connect_timeout_s=start_timeout_s,
             reconnect_timeout_s=start_timeout_s,
-            open_timeout_s=reset_timeout_s + 5.0,
+            open_timeout_s=reset_timeout_s + OPEN_MARGIN_S,
             keys=None,
         )
         places = [LocalPlace(settings) for _ in range(num_workers)]

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from longstep.errors import DeadlineError, ProtocolError
+from longstep.errors import DeadlineError, ProtocolError, SessionLostError
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
 from longstep_bindings.rpc import Client
 
-__all__ = ["open_session"]
+__all__ = ["OPEN_MARGIN_S", "open_session"]
 
+OPEN_MARGIN_S = 5.0
+"""Time that opening gets beside what the first environment may take."""
 _ATTEMPT_S = 2.0
 _LOOK_S = 0.05
 
@@ -55,12 +57,17 @@ def open_session(
         "compact_columns": True,
     }
     try:
-        answered = threading.Event()
+        began, answered = time.monotonic(), threading.Event()
         pending = client.submit(
             "open", order, timeout_s=open_timeout_s, on_done=lambda _: answered.set()
         )
         while not answered.wait(_LOOK_S):
-            check_there()
+            try:
+                check_there()
+            except SessionLostError as error:
+                if time.monotonic() - began < open_timeout_s - OPEN_MARGIN_S:
+                    raise
+                raise DeadlineError(str(error)) from None  # it was killed for being late
         traits = pending.result()
         return client, _check_traits(traits, num_slots)
     except DeadlineError as error:
