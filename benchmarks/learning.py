@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = list(product(options.tasks, range(options.seeds), ALGORITHMS))
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda run: train(options.out, *run, options.flags), runs))
-    curves = {run: read_curve(options.out, *run) for run in runs}
+    curves = {each: read_curve(run_folder(options.out, *each)) for each in runs}
     table = [
         summarise(task, algorithm, [curves[task, seed, algorithm] for seed in range(options.seeds)])
         for task, algorithm in product(options.tasks, ALGORITHMS)
@@ -57,15 +57,19 @@ def run_folder(out: Path, task: str, seed: int, algorithm: str) -> Path:
 
 
 def train(out: Path, task: str, seed: int, algorithm: str, flags: Sequence[str]) -> None:
-    """One run, unless it is complete already."""
-    folder = run_folder(out, task, seed, algorithm)
+    """One run of this comparison."""
+    wanted = ["--algorithm.name", algorithm, "--seed", str(seed), "--resume", "auto"]
+    run(run_folder(out, task, seed, algorithm), f"learning_{task}", [*wanted, *flags])
+
+
+def run(folder: Path, config: str, flags: Sequence[str]) -> None:
+    """`longstep train` with a packaged configuration into a folder, unless the folder is complete already."""
     if (folder / "summary.json").exists():
         return
-    out.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "longstep", "train", "--config", f"learning_{task}"),
-        *("--algorithm.name", algorithm, "--seed", str(seed)),
-        *("--output_dir", str(folder), "--resume", "auto", *flags),
+        *(sys.executable, "-m", "longstep", "train", "--config", config),
+        *("--output_dir", str(folder), *flags),
     ]
     with folder.with_suffix(".log").open("w") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -73,9 +77,9 @@ def train(out: Path, task: str, seed: int, algorithm: str, flags: Sequence[str])
     print(f"{folder.name}: {json.loads((folder / 'summary.json').read_text())}", flush=True)
 
 
-def read_curve(out: Path, task: str, seed: int, algorithm: str) -> np.ndarray:
-    """[K, 2] environment steps and held-out success of each evaluation."""
-    lines = (run_folder(out, task, seed, algorithm) / "metrics.jsonl").read_text().splitlines()
+def read_curve(folder: Path) -> np.ndarray:
+    """[K, 2] environment steps and held-out success of each evaluation of a run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     points = [(r["env_steps"], r["eval/success_rate"]) for r in records if "eval/success_rate" in r]
     return np.array(points)
@@ -87,10 +91,15 @@ def steps_to_threshold(curve: np.ndarray) -> float:
     return float(curve[reached[0], 0]) if reached.size else float("inf")
 
 
+def mean_success(curve: np.ndarray) -> float:
+    """Success over the whole run: the area under the curve, which every seed has."""
+    steps, success = curve.T
+    return float(np.trapezoid(success, steps) / (steps[-1] - steps[0]))
+
+
 def summarise(task: str, algorithm: str, curves: Sequence[np.ndarray]) -> dict[str, object]:
     finals = np.array([curve[-1, 1] for curve in curves])
-    # Mean success over the whole run: the area under the curve, which every seed has.
-    areas = np.array([np.trapezoid(c[:, 1], c[:, 0]) / (c[-1, 0] - c[0, 0]) for c in curves])
+    areas = np.array([mean_success(curve) for curve in curves])
     steps = np.array([steps_to_threshold(curve) for curve in curves])
     return {
         "task": task,

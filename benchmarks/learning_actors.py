@@ -13,17 +13,13 @@ Unit: held-out success, at the last evaluation and as the mean over the run. Bas
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from learning import half_interval
+from learning import half_interval, mean_success, read_curve, run
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("own", "vllm")
@@ -41,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = list(product(range(options.seeds), ENGINES))
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda run: train(options, *run), runs))
-    curves = {run: read_curve(options.out, *run) for run in runs}
+    curves = {each: read_curve(run_folder(options.out, *each)) for each in runs}
     text = report(curves, options.seeds)
     print(text)
     (options.out / "learning_actors.md").write_text(text)
@@ -52,31 +48,15 @@ def run_folder(out: Path, seed: int, engine: str) -> Path:
 
 
 def train(options: argparse.Namespace, seed: int, engine: str) -> None:
-    """One run, unless it is complete already."""
-    folder = run_folder(options.out, seed, engine)
-    if (folder / "summary.json").exists():
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
+    """One run of this comparison."""
     actor = ["--actor.engine", "vllm", "--actor.num_actors", "1", "--actor.python", options.python]
-    command = [
-        *(sys.executable, "-m", "longstep", "train", "--config", "demo"),
-        *("--seed", str(seed), "--output_dir", str(folder), "--train.save_every", "0"),
-        *("--train.total_steps", str(options.steps), "--train.eval_every", "2"),
+    flags = [
+        *("--seed", str(seed), "--train.save_every", "0", "--train.eval_every", "2"),
+        *("--train.total_steps", str(options.steps)),
         *(actor if engine == "vllm" else []),
         *options.flags,
     ]
-    with folder.with_suffix(".log").open("w") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=True)
-    print(f"{folder.name}: {json.loads((folder / 'summary.json').read_text())}", flush=True)
-
-
-def read_curve(out: Path, seed: int, engine: str) -> np.ndarray:
-    """[K, 2] environment steps and held-out success of each evaluation."""
-    lines = (run_folder(out, seed, engine) / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    points = [(r["env_steps"], r["eval/success_rate"]) for r in records if "eval/success_rate" in r]
-    return np.array(points)
+    run(run_folder(options.out, seed, engine), "demo", flags)
 
 
 def report(curves: dict[tuple[int, str], np.ndarray], num_seeds: int) -> str:
@@ -100,12 +80,6 @@ def report(curves: dict[tuple[int, str], np.ndarray], num_seeds: int) -> str:
 
 def final(curve: np.ndarray) -> float:
     return float(curve[-1, 1])
-
-
-def mean_success(curve: np.ndarray) -> float:
-    """The area under the curve."""
-    steps, success = curve.T
-    return float(np.trapezoid(success, steps) / (steps[-1] - steps[0]))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import runpy
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,5 +106,42 @@ def test_readme_example_runs(
     assert ("place", "1.", "48.0")[number] in shown
 
 
+def run_example(number: int, tmp_path: Path, places: dict[str, str]) -> dict[str, Any]:
+    """What an example of README leaves; `places` says what is here, for what a reader has there."""
+    text = readme_blocks("python")[number]
+    for there, here in places.items():
+        assert there in text
+        text = text.replace(there, here)
+    script = tmp_path / "example.py"
+    script.write_text(text, encoding="utf-8")
+    return runpy.run_path(str(script), run_name="__main__")
+
+
+def test_readme_example_of_served_environments_runs(tmp_path: Path) -> None:
+    from longstep_bindings.envs import EnvServer, EnvSpec
+
+    spec = EnvSpec(env_id="longstep/KeyDoor-v0")
+    with EnvServer(spec, "tcp://127.0.0.1:*", num_workers=2) as server:
+        there = ("tcp://127.0.0.1:5600", "tcp://127.0.0.1:5601")
+        left = run_example(3, tmp_path, dict(zip(there, server.addresses, strict=True)))
+    observations = left["observations"]
+    assert len(set(observations[:4])) == len(set(observations[4:])) == 1
+    assert observations[0] != observations[4]
+
+
+def test_readme_example_of_actors_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from longstep_trainers.embedded import build_embedded
+
+    model, tokenizer = build_embedded(["Name a color. red blue"], actions=("red", "blue"))
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    left = run_example(4, tmp_path, {"models/smollm2": str(folder)})
+    (completion,) = left["completions"]
+    assert (completion.request_id, completion.error) == ("first", None)
+    assert 1 <= len(completion.token_ids) <= 8
+    assert capsys.readouterr().out.endswith(" 0\n")
+
+
 def test_readme_has_as_many_examples_as_are_run() -> None:
-    assert len(readme_blocks("python")) == 3
+    assert len(readme_blocks("python")) == 5

@@ -30,12 +30,18 @@ def serve_env(arguments: Sequence[str]) -> int:
         help="a module to import first, such as one that registers environments; may be repeated",
     )
     parser.add_argument(
+        "--bind",
         "--address",
+        dest="address",
+        metavar="ADDRESS",
         help="ipc://path or tcp://host:port of the first worker, others count up; none makes private ipc addresses",
     )
     parser.add_argument("--num-workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument(
-        "--keys", type=Path, metavar="FILE", help="the server's own `name.key_secret`"
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="the server's own `name.key_secret`, see `longstep keys new`",
     )
     parser.add_argument(
         "--allow",
@@ -45,8 +51,20 @@ def serve_env(arguments: Sequence[str]) -> int:
         metavar="FILE",
         help="clients' `name.key` files",
     )
-    parser.add_argument("--step-timeout", type=float, default=60.0, metavar="SECONDS")
-    parser.add_argument("--reset-timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument(
+        "--step-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="what a step may take; a worker past that is killed and replaced (default 60)",
+    )
+    parser.add_argument(
+        "--reset-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="what making and resetting an environment may take (default 120)",
+    )
     parser.add_argument(
         "--raw", action="store_true", help="give the environment's own observations, no prompts"
     )
@@ -117,7 +135,10 @@ def serve_actor(arguments: Sequence[str]) -> int:
         help="silence after which a trainer counts as gone (default 30)",
     )
     parser.add_argument(
-        "--keys", type=Path, metavar="FILE", help="the actor's own `name.key_secret`"
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="the actor's own `name.key_secret`, see `longstep keys new`",
     )
     parser.add_argument(
         "--allow",
@@ -131,11 +152,12 @@ def serve_actor(arguments: Sequence[str]) -> int:
 
     from longstep_bindings.actors.server import ActorServer
     from longstep_bindings.engines.opening import open_engine
-    from longstep_bindings.transport import check_address
+    from longstep_bindings.transport import check_address, check_free
 
     server_keys = _server_keys(options.keys, options.allow)
     if options.bind is not None:  # before minutes are spent on loading the model
         check_address(options.bind, has_keys=server_keys is not None)
+        check_free(options.bind)
     engine = open_engine(options.engine, options.model, **options.options)
     try:
         server = ActorServer(
@@ -180,7 +202,7 @@ def keys(arguments: Sequence[str]) -> int:
     new = commands.add_parser(
         "new", help="a new pair: NAME.key to hand out, NAME.key_secret to keep"
     )
-    new.add_argument("name")
+    new.add_argument("name", help="of the pair's files, such as the machine's or the user's")
     new.add_argument("--folder", type=Path, default=Path(), help="where to write (default: here)")
     options = parser.parse_args(arguments)
 

@@ -88,18 +88,16 @@ class Welcome:
 
 
 class Attendance:
-    """Whether a thread waits for the answers of some clients, and will take them."""
+    """Whether a thread waits for the answers of some clients, and will take them.
 
-    __slots__ = ("is_on", "looks_first")
+    Once this is on and before it waits, that thread asks `has_answers`.
+    """
 
-    def __init__(self, *, looks_first: bool) -> None:
-        """Off.
+    __slots__ = ("is_on",)
 
-        Args:
-            looks_first: Whoever attends asks `has_answers`, once this is on and before it waits.
-        """
+    def __init__(self) -> None:
+        """Off."""
         self.is_on = False
-        self.looks_first = looks_first
 
 
 class ClientLoop:
@@ -124,8 +122,8 @@ class ClientLoop:
         self._refusal: LongstepError | None = None
         self._ready = threading.Event()
         self._closing = threading.Event()
-        self.attendance = Attendance(looks_first=False)
-        """Says when somebody waits on `descriptor`."""
+        self.attendance: Attendance | None = None
+        """Says when somebody waits on `descriptor`; None when nobody ever does."""
         self._lock = threading.RLock()
         self._open: dict[int, Pending] = {}
         self._outbox: deque[list[bytes]] = deque()
@@ -179,7 +177,7 @@ class ClientLoop:
             if self.lost is None:
                 self._send_request(pending)
                 self._is_touched = True
-                if self.attendance.is_on or not self.attendance.looks_first:
+                if self.attendance is None or self.attendance.is_on:
                     self._leave_socket()
                 return
         pending.finish(SessionLostError(self.lost))
@@ -258,7 +256,8 @@ class ClientLoop:
                 self._take_messages()
                 self._keep_time(time.monotonic())
             self._tell()
-            (beside if self.attendance.is_on else alone).wait(_TICK_S)
+            is_attended = self.attendance is not None and self.attendance.is_on
+            (beside if is_attended else alone).wait(_TICK_S)
 
     def _tell(self) -> None:
         """Tell callers of their answers, without the lock, for what they do then is theirs."""

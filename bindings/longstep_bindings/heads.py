@@ -76,36 +76,26 @@ def _text(value: Any) -> bool:
     return type(value) is str and len(value) <= _MAX_TEXT
 
 
-def _milliseconds(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_REMAINING_MS
-
-
 def _terms(value: Any) -> bool:
     return type(value) is dict and all(type(key) is str for key in value)
 
 
-_FIELDS: Mapping[Kind, tuple[Callable[[Any], bool], ...]] = {
-    Kind.HELLO: (_terms,),
-    Kind.WELCOME: (_terms,),
-    Kind.REFUSED: (_text, _text),  # kind of error, message
-    Kind.REQUEST: (_seq, _seq, _seqs, _milliseconds, _text),  # seq, upto, open, remaining, method
-    Kind.REPLY: (_seq,),
-    Kind.ERROR: (_seq, _text, _text, _text),  # seq, kind of error, message, where
-    Kind.PING: (_seq, _seq, _seqs),  # number of the ping, upto, open
-    Kind.PONG: (_seq, _seqs),  # number of the ping, requests that are here
-    Kind.CANCEL: (_seq,),
-    Kind.LOST: (_text,),
-    Kind.BYE: (_text,),
-}
+Check = Callable[[Any], bool]
 
 
-def pack_head(kind: Kind, token: bytes, *fields: Any) -> bytes:
-    """The first frame of a message."""
-    return pack([PROTOCOL_VERSION, kind, token, *fields])
+def _each(*checks: Check) -> Check:
+    """Whether there is a field for each of the checks, which it passes."""
+
+    def check(fields: list[Any]) -> bool:
+        return len(fields) == len(checks) and all(
+            passes(field) for passes, field in zip(checks, fields, strict=True)
+        )
+
+    return check
 
 
-def _are_request_fields(fields: list[Any]) -> bool:
-    """The same verdict as the checks of `_FIELDS[Kind.REQUEST]`, in one piece: requests are most of what is read."""
+def _is_request(fields: list[Any]) -> bool:
+    """Whether these are seq, upto, open, remaining milliseconds and method. In one piece: most heads are read here."""
     if len(fields) != 5:
         return False
     seq, upto, open_seqs, remaining_ms, method = fields
@@ -114,12 +104,33 @@ def _are_request_fields(fields: list[Any]) -> bool:
         and 0 <= seq <= MAX_SEQ
         and 0 <= upto <= MAX_SEQ
         and 0 <= remaining_ms <= _MAX_REMAINING_MS
-        and type(open_seqs) is list
-        and len(open_seqs) <= MAX_OPEN
-        and all(map(_seq, open_seqs))
-        and type(method) is str
-        and len(method) <= _MAX_TEXT
+        and _seqs(open_seqs)
+        and _text(method)
     )
+
+
+def _is_seq(fields: list[Any]) -> bool:
+    return len(fields) == 1 and _seq(fields[0])
+
+
+_FIELDS: Mapping[Kind, Check] = {
+    Kind.HELLO: _each(_terms),
+    Kind.WELCOME: _each(_terms),
+    Kind.REFUSED: _each(_text, _text),  # kind of error, message
+    Kind.REQUEST: _is_request,
+    Kind.REPLY: _is_seq,
+    Kind.ERROR: _each(_seq, _text, _text, _text),  # seq, kind of error, message, where
+    Kind.PING: _each(_seq, _seq, _seqs),  # number of the ping, upto, open
+    Kind.PONG: _each(_seq, _seqs),  # number of the ping, requests that are here
+    Kind.CANCEL: _is_seq,
+    Kind.LOST: _each(_text),
+    Kind.BYE: _each(_text),
+}
+
+
+def pack_head(kind: Kind, token: bytes, *fields: Any) -> bytes:
+    """The first frame of a message."""
+    return pack([PROTOCOL_VERSION, kind, token, *fields])
 
 
 def unpack_head(frame: bytes) -> Head:
@@ -141,21 +152,13 @@ def unpack_head(frame: bytes) -> Head:
         raise WrongVersionError(version, token)
     if type(kind) is not int or kind not in _KINDS:
         raise ProtocolError(f"expected a kind from 1 to {max(Kind)}, got {kind!r:.80}")
-    if kind == _REQUEST and _are_request_fields(fields):
-        return Head(Kind.REQUEST, token, tuple(fields))
-    if kind == _REPLY and len(fields) == 1 and _seq(fields[0]):
-        return Head(Kind.REPLY, token, tuple(fields))
-    checks = _FIELDS[_KINDS[kind]]
-    if len(fields) != len(checks):
-        raise ProtocolError(f"expected {len(checks)} fields after the token, got {len(fields)}")
-    for index, (check, field) in enumerate(zip(checks, fields, strict=True)):
-        if not check(field):
-            raise ProtocolError(f"expected another value as field {index} of kind {kind}")
-    return Head(_KINDS[kind], token, tuple(fields))
+    kind = _KINDS[kind]
+    if not _FIELDS[kind](fields):
+        raise ProtocolError(f"expected the fields of a head of kind {kind.name}, got others")
+    return Head(kind, token, tuple(fields))
 
 
 _KINDS = {int(kind): kind for kind in Kind}
-_REQUEST, _REPLY = int(Kind.REQUEST), int(Kind.REPLY)
 
 
 class WrongVersionError(ProtocolError):

@@ -24,7 +24,15 @@ from longstep.errors import ConfigError, ProtocolError
 from longstep_bindings.limits import Limits
 from longstep_bindings.waker import Waker
 
-__all__ = ["check_address", "is_loopback", "private_ipc_address", "receive", "send", "tidy_ipc"]
+__all__ = [
+    "check_address",
+    "check_free",
+    "is_loopback",
+    "private_ipc_address",
+    "receive",
+    "send",
+    "tidy_ipc",
+]
 
 ZERO_COPY_BYTES = 256 * 1024
 """Frames from this size are handed over to libzmq without a copy; below it the copy is cheaper."""
@@ -61,7 +69,9 @@ def check_address(address: str, *, has_keys: bool) -> None:
         raise ConfigError(f"expected ipc://path or tcp://host:port, got `{address}`")
     port = rest.rpartition(":")[2]
     if scheme == "tcp" and port != "*" and not (port.isdecimal() and int(port) < 1 << 16):
-        raise ConfigError(f"expected a port below 65536 or `*`, got `{address}`")
+        raise ConfigError(
+            f"expected tcp://host:port with a port below 65536 or `*`, got `{address}`"
+        )
     if not has_keys and not is_loopback(address):
         raise ConfigError(
             f"expected CURVE keys for `{address}`, which other machines can reach; "

@@ -7,6 +7,7 @@ another actor, loads the newest weights into it, and lets requests through again
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
@@ -31,6 +32,7 @@ from longstep_bindings.curve import ClientKeys
 from longstep_bindings.engines.served import EngineDescription
 from longstep_bindings.envs.places import Place
 from longstep_bindings.rpc import Client
+from longstep_bindings.watched import ask, meet
 
 __all__ = ["ActorLink", "LinkOwner", "State"]
 
@@ -232,11 +234,7 @@ class ActorLink:
 
     def _ask(self, client: Client, method: str, value: Any, *, timeout_s: float) -> Any:
         """The answer of a method that may take long; an actor's death is noticed at once."""
-        arrived = threading.Event()
-        pending = client.submit(method, value, timeout_s=timeout_s, on_done=lambda _: arrived.set())
-        while not arrived.wait(_WATCH_S):
-            self._check_there()
-        return pending.result()
+        return ask(client, method, value, timeout_s=timeout_s, check_there=self._check_there)
 
     def _check_there(self) -> None:
         why = "the pool was closed" if self._closing.is_set() else self.place.why_down()
@@ -257,18 +255,13 @@ class ActorLink:
             self._trouble.set()
 
     def _connected(self, address: str) -> Client:
-        """A session with the actor at an address; short attempts, so that closing need not wait for a long one."""
-        end_at = time.monotonic() + _CONNECT_S
-        while True:
-            try:
-                return self._attempt(address, min(_CONNECT_S, _ATTEMPT_S))
-            except DeadlineError:
-                self._check_there()
-                if time.monotonic() > end_at or self._closing.is_set():
-                    raise DeadlineError(
-                        f"expected an actor at {address} within {_CONNECT_S:g} s, got no answer; it does not run, or does "
-                        "not know this client's key"
-                    ) from None
+        """A session with the actor at an address."""
+        return meet(
+            functools.partial(self._attempt, address),
+            address=address,
+            timeout_s=_CONNECT_S,
+            check_there=self._check_there,
+        )
 
     def _attempt(self, address: str, timeout_s: float) -> Client:
         client = Client(

@@ -1,7 +1,8 @@
 """What requests, completions and scores look like on the wire: service `longstep.actor`, version 1.
 
-    describe    `owner` (who the client is, to whom weights may belong) or nothing -> the engine's description, `policy_version`, `weights` (token of the last load), `max_in_flight`,
-                `host` (what two processes share that see the same files)
+    describe    `owner` (who the client is, to whom weights may belong) or nothing -> the engine's description,
+                `policy_version`, `weights` (token of the last load), `max_in_flight`, `host` (what two processes share
+                that see the same files)
     start       a batch of requests -> `missing` and `full`: ids that were not taken, for want of an image or of room
     take        nothing -> completions, as soon as there is one, and the engine's counts; several may wait
     cancel      ids -> nothing; each request that was still open is answered as cancelled

@@ -21,7 +21,7 @@ class Attendant:
         """Attend to nobody yet."""
         self._waker = Waker()
         self._poller = Poller(self._waker)
-        self._attendance, self._is_taking = Attendance(looks_first=True), False
+        self._attendance, self._is_taking = Attendance(), False
         self._descriptors: list[int] = []
         self._attended: list[Client | None] = []
         """Whose answers the poller waits for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,13 +11,12 @@ from longstep.errors import DeadlineError, ProtocolError, SessionLostError
 from longstep_bindings.curve import ClientKeys
 from longstep_bindings.envs.messages import REPLY_LIMITS, SERVICE, VERSION
 from longstep_bindings.rpc import Client
+from longstep_bindings.watched import ask, meet
 
 __all__ = ["OPEN_MARGIN_S", "open_session"]
 
 OPEN_MARGIN_S = 5.0
 """Time that opening gets beside what the first environment may take."""
-_ATTEMPT_S = 2.0
-_LOOK_S = 0.05
 
 
 def open_session(
@@ -42,36 +40,41 @@ def open_session(
         connect_timeout_s: How long the worker may take to answer.
         open_timeout_s: How long it may take to make the first environment.
         keys: CURVE keys, or None.
-        check_there: Called again and again; raises when the worker is gone, which its silence would not tell for long.
+        check_there: Raises when the worker is gone; see `watched`.
 
     Raises:
         DeadlineError: It was not there in time, or its first environment was not.
         ProtocolError: What it says of its environments is not to be understood.
+        SessionLostError: It died.
         LongstepError: It refuses, and why.
     """
-    client = _connected(address, connect_timeout_s, keys, check_there)
+
+    def attempt(timeout_s: float) -> Client:
+        return Client(
+            address,
+            service=SERVICE,
+            version=VERSION,
+            connect_timeout_s=timeout_s,
+            keys=keys,
+            limits=REPLY_LIMITS,
+        )
+
+    client = meet(attempt, address=address, timeout_s=connect_timeout_s, check_there=check_there)
     order = {
         "environment": environment,
         "num_slots": num_slots,
         "owner": owner,
         "compact_columns": True,
     }
+    began = time.monotonic()
     try:
-        began, answered = time.monotonic(), threading.Event()
-        pending = client.submit(
-            "open", order, timeout_s=open_timeout_s, on_done=lambda _: answered.set()
-        )
-        while not answered.wait(_LOOK_S):
-            try:
-                check_there()
-            except SessionLostError as error:
-                if time.monotonic() - began < open_timeout_s - OPEN_MARGIN_S:
-                    raise
-                raise DeadlineError(str(error)) from None  # it was killed for being late
-        traits = pending.result()
+        traits = ask(client, "open", order, timeout_s=open_timeout_s, check_there=check_there)
         return client, _check_traits(traits, num_slots)
-    except DeadlineError as error:
+    except (DeadlineError, SessionLostError) as error:
         client.close()
+        is_early = time.monotonic() - began < open_timeout_s - OPEN_MARGIN_S
+        if is_early and not isinstance(error, DeadlineError):
+            raise  # else it was killed for being late
         raise DeadlineError(
             f"expected the first environment within {open_timeout_s:g} s: {error}; allow more, or look for what it "
             "waits for"
@@ -79,32 +82,6 @@ def open_session(
     except BaseException:
         client.close()
         raise
-
-
-def _connected(
-    address: str, timeout_s: float, keys: ClientKeys | None, check_there: Callable[[], None]
-) -> Client:
-    """A session with the worker at an address, by short attempts."""
-    end_at = time.monotonic() + timeout_s
-    while True:
-        left_s = end_at - time.monotonic()
-        try:
-            return Client(
-                address,
-                service=SERVICE,
-                version=VERSION,
-                connect_timeout_s=min(max(left_s, 0.01), _ATTEMPT_S),
-                keys=keys,
-                limits=REPLY_LIMITS,
-            )
-        except DeadlineError:
-            check_there()
-            if left_s > _ATTEMPT_S:
-                continue
-        raise DeadlineError(
-            f"expected a server at {address} within {timeout_s:g} s, got no answer; it does not run, or does not know "
-            "this client's key"
-        )
 
 
 def _check_traits(traits: Any, num_slots: int) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_an_address_where_nobody_is_is_named(monkeypatch):
     monkeypatch.setattr("longstep_bindings.actors.link._CONNECT_S", 0.5)
     address = private_ipc_address()
     try:
-        with pytest.raises(DeadlineError, match=f"expected an actor at {address}"):
+        with pytest.raises(DeadlineError, match=f"expected a server at {address}"):
             open_policy(addresses=address)
     finally:
         tidy_ipc(address)

@@ -276,8 +276,8 @@ def test_a_server_that_is_not_there_is_one_clear_error():
         ("127.0.0.1:5555", "expected ipc://path or tcp://host:port"),
         ("inproc://x", "expected ipc://path or tcp://host:port"),
         ("ipc:///no/such/folder/s", "expected an address to bind"),
-        ("tcp://127.0.0.1:99999", "expected a port below 65536"),
-        ("tcp://127.0.0.1", "expected a port below 65536"),
+        ("tcp://127.0.0.1:99999", "with a port below 65536"),
+        ("tcp://127.0.0.1", "with a port below 65536"),
     ],
 )
 def test_addresses_that_cannot_serve_are_refused(address, said):
